@@ -3,22 +3,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NEEDS := pyproject.toml constraints.txt
-# Accuracy (research/benchmarks/accuracy.py, window.py) takes hours and recorded streams: see docs/benchmarks.md.
+# Accuracy (research/benchmarks/accuracy.py, window.py) takes hours and recorded streams: see research/measured.md.
 QUICK := tests/test_tables.py tests/test_registry.py tests/test_settings.py tests/stream tests/evaluation tests/learning \
 	tests/models tests/fitting/test_search.py tests/strategies/test_default.py \
 	tests/strategies/test_reductions.py tests/strategies/test_golden.py
 # Each process gets a run of neighbours, so that what tests of a file share is made once; the first to end takes from the others.
 SPREAD := -n auto --dist worksteal
-SPEED := startup prepare pretrain prequential recommend lists events fit blend cores grid limits bench peers
+SPEED := startup prepare pretrain prequential recommend lists events fit blend grid bench peers
 
-.PHONY: help demo serve quick test test-slow check lint bench format clean
+.PHONY: help demo serve quick test test-slow check lint docs bench format clean
 
 help:
 	@echo "make demo       an embedded stream, predicted and learned batch by batch; ends with a table and a page to open"
 	@echo "make serve      the live service on a made-up news site; watch it learn at http://127.0.0.1:8000/ (Ctrl-C stops it)"
 	@echo "make quick      the core's tests, in a minute"
 	@echo "make test       the tests (make test-slow: the long ones)"
-	@echo "make check      lint, format, types, layers and tests: what continuous integration runs"
+	@echo "make docs       the documentation as a site: build/site/index.html"
+	@echo "make check      lint, format, types, layers, docs and tests: what continuous integration runs"
 	@echo "make bench      the benchmarks of speed, one after another"
 	@echo "make format     put the code in its usual form"
 	@echo "make clean      remove caches and built files (the virtual environment stays)"
@@ -62,7 +63,12 @@ lint: $(VENV)/.dev-stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-check: lint
+# Strict: a link that leads nowhere is an error. Nothing is downloaded, neither now nor when the site is read.
+docs: $(VENV)/.dev-stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "the documentation: build/site/index.html"
+
+check: lint docs
 	@$(MAKE) --no-print-directory test
 
 bench: $(VENV)/.dev-stamp

@@ -19,7 +19,7 @@ import numpy as np
 from melon.kernels.threads import use_threads
 from melon.learning.updater import Updater
 from melon.models.ncf import NCF
-from melon.strategies.melon.strategy import NetworkMeLON
+from melon.strategies.melon.published import PublishedMeLON
 from melon.stream.batch import Batch
 from melon.stream.history import History
 
@@ -32,7 +32,7 @@ def main() -> None:
     recommender, history = NCF(), History()
     recommender.grow(USERS, np.arange(USERS), ITEMS, np.arange(ITEMS))
     history.append(rng.integers(0, USERS, PAST), rng.integers(0, ITEMS, PAST))
-    updater = Updater(recommender, NetworkMeLON(), history)
+    updater = Updater(recommender, PublishedMeLON(), history)
     for _ in range(STEPS):
         users, items = rng.integers(0, USERS, BATCH), rng.integers(0, ITEMS, BATCH)
         batch = Batch(history.events, users, items, np.full(BATCH, history.events), users, items)

@@ -51,6 +51,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return main
 
 
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings are tried in the test's own process: on small streams another one costs more than it saves."""
+    for name in ("melon.evaluator", "melon.estimator"):
+        if name in sys.modules:
+            monkeypatch.setattr(f"{name}.cores", lambda: 1)
+
+
 TIMINGS = ("update_ms", "score_ms", "pretrain_s", "peak_rss_mb")
 MakeConfig = Callable[..., "CellConfig"]
 

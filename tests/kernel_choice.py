@@ -10,8 +10,8 @@ from melon.models.base import Recommender
 _load, _plain_steps = policy.load, Recommender.plain_steps
 
 
-def _only_without_numbers(name: str, width: int = 0, *, dtype: Any = None) -> Any:
-    return _load(name, width) if dtype is None else None
+def _only_without_numbers(name: str, *, dtype: Any = None) -> Any:
+    return _load(name) if dtype is None else None
 
 
 def choose_kernel(patch: pytest.MonkeyPatch, kernel: str) -> None:

@@ -12,11 +12,21 @@ import numpy as np
 import polars as pl
 import pytest
 
-import melon
 from commands import Ended, Run
-from melon.errors import CheckpointError, MelonError
 
-SMALL = ("--split", "0.7,0.05,0.25", "--epochs", "1", "--budget", "1", "--negatives", "15", "--batch-size", "64")
+SMALL = (
+    "--split",
+    "0.7,0.05,0.25",
+    "--epochs",
+    "1",
+    "--budget",
+    "1",
+    "--negatives",
+    "15",
+    "--batch-size",
+    "64",
+    "--no-lists",
+)
 
 
 def events(count: int = 600, users: int = 40, items: int = 60) -> dict[str, Any]:
@@ -288,61 +298,6 @@ def test_odd_but_valid_names_are_no_mistakes(run: Run, write: Write, tmp_path: P
     ended = run("data", "prepare", raw, "--out", tmp_path / "a [" / "bold].parquet", "--min-interactions", "1")
     assert ended.code == 0, ended.err
     assert "a [/bold].parquet" in ended.out
-
-
-# Models.
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "m"
-    data = events(300)
-    made = melon.Melon(recommender_settings={"dim": 4}, epochs=1, budget=0)
-    made.fit(pl.DataFrame(data)).save(folder)
-    return folder
-
-
-def copied(model: Path, to: Path) -> Path:
-    for source in model.rglob("*"):
-        if source.is_file():
-            target = to / source.relative_to(model)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
-    return to
-
-
-def test_a_model_that_is_not_there_or_is_none(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="none"):
-        melon.load(tmp_path / "none")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="empty"):
-        melon.load(tmp_path / "empty")
-    (tmp_path / "file").write_text("not a model")
-    with pytest.raises(CheckpointError, match="file"):
-        melon.load(tmp_path / "file")
-
-
-def test_every_truncated_file_is_noticed(model: Path, tmp_path: Path) -> None:
-    files = [path.relative_to(model) for path in model.rglob("*") if path.is_file()]
-    assert len(files) >= 2
-    for number, name in enumerate(files):
-        folder = copied(model, tmp_path / str(number))
-        content = (folder / name).read_bytes()
-        for kept in (0, len(content) // 2, len(content.rstrip()) - 1):
-            (folder / name).write_bytes(content[:kept])
-            with pytest.raises(MelonError):
-                melon.load(folder)
-        (folder / name).unlink()
-        with pytest.raises(MelonError):
-            melon.load(folder)
-
-
-def test_a_foreign_folder_is_noticed(model: Path, tmp_path: Path) -> None:
-    folder = copied(model, tmp_path / "m")
-    for path in folder.rglob("*.json"):
-        path.write_text('{"hello": "world"}')
-    with pytest.raises(CheckpointError):
-        melon.load(folder)
 
 
 def test_a_mistake_as_a_real_process() -> None:

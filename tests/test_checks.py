@@ -390,11 +390,6 @@ def test_a_broken_strategy_fails_the_right_check(check: str, strategy: Callable[
         fail(check, strategy)
 
 
-@pytest.mark.parametrize("check", NAMES)
-def test_the_unbroken_twin_passes(check: str) -> None:
-    fail(check, Default)
-
-
 @pytest.mark.parametrize(("family", "strategy"), [("uniform", MindsTheOrder), ("parameter", MindsTheOrder)])
 def test_a_matrix_of_another_family_fails(family: Family, strategy: Callable[..., Strategy]) -> None:
     with pytest.raises(ConformanceError, match="'learning_rates_shape_and_family': the rates of"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -133,12 +131,6 @@ class TestLearn:
         again = run("learn", tmp_path / "other", tmp_path / "new.csv")
         assert "HR@5" not in again.out  # nothing new to foresee
 
-    def test_another_folder_leaves_the_first(self, model: Path, tmp_path: Path, run: Run) -> None:
-        before = content(model)
-        assert run("learn", model, csv(LOG[300:], tmp_path / "new.csv"), "--out", tmp_path / "other").code == 0
-        assert content(model) == before
-        assert melon.load(tmp_path / "other").n_interactions == 400
-
     def test_prepared_streams_and_columns(self, model: Path, tmp_path: Path, run: Run) -> None:
         raw = csv(LOG[300:], tmp_path / "new.csv")
         assert run("data", "prepare", raw, "--out", tmp_path / "s.parquet", "--min-interactions", "1").code == 0
@@ -168,24 +160,6 @@ class TestLearn:
             refused = run("learn", model, tmp_path / name)
             assert refused.code == 1
             assert name in refused.err
-
-    def test_as_real_processes(self, model: Path, tmp_path: Path) -> None:
-        def done(*words: object) -> str:
-            command = [sys.executable, "-m", "melon", *map(str, words)]
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-        assert "learned 100 interactions" in done("learn", model, csv(LOG[300:], tmp_path / "new.csv"))
-        assert "rank" in done("recommend", model, "--user", "u5", "--k", "2", "--seen")
-
-
-@pytest.mark.parametrize("command", ["recommend", "similar", "learn", "evaluate", "pretrain", "data prepare", "data"])
-def test_short_help_and_examples(command: str, run: Run) -> None:
-    short, long = run(*command.split(), "-h"), run(*command.split(), "--help")
-    assert short == long
-    assert short.code == 0
-    assert "<bool>" not in short.out
-    if not command.startswith("data"):
-        assert f"melon {command} " in short.out.split("Examples:")[1]
 
 
 def test_defaults_in_help_are_those_of_the_configuration(run: Run) -> None:

@@ -18,7 +18,7 @@ import torch
 
 import melon
 from melon.data.interactions import Interactions
-from melon.errors import CheckpointError, DataError, LearningError, NotFittedError, SettingsError
+from melon.errors import CheckpointError, DataError, NotFittedError, SettingsError
 from melon.estimator import Melon, Recommendation, Recommended
 from melon.learning import checkpoint
 from melon.learning.step import StepMaker
@@ -107,13 +107,6 @@ class TestInput:
         model.partial_fit(frame.head(3))
         assert model.n_interactions == 403
 
-    def test_events_are_learned_in_time_order(self, tmp_path: Path) -> None:
-        log = events()
-        shuffled = [log[place] for place in np.random.default_rng(0).permutation(len(log))]
-        assert saved_bytes(quick().partial_fit(log), tmp_path / "a") == saved_bytes(
-            quick().partial_fit(shuffled), tmp_path / "b"
-        )
-
     def test_ids_of_another_kind_are_refused_and_change_nothing(self, tmp_path: Path) -> None:
         model = quick().fit(events())
         before = saved_bytes(model, tmp_path)
@@ -153,11 +146,6 @@ class TestLearning:
         assert 1 <= model.choices_["pre-training"]["epochs"] <= 4
         assert any(line.startswith("default lr=") for line in lines)
         assert model.updater.strategy.settings.plain() == model.choices_["default"]
-
-    def test_what_is_decided_is_not_chosen(self) -> None:
-        model = Melon(budget=2, epochs=2, settings={"lr": 0.07, "optimizer": "sgd", "reduction": "sum"})
-        model.fit(two_tastes(1_000))
-        assert model.choices_["default"]["lr"] == 0.07
 
     def test_the_same_seed_gives_the_same_model_and_another_does_not(self, tmp_path: Path) -> None:
         one, two, other = (
@@ -211,13 +199,6 @@ class TestLearning:
         whole = quick().partial_fit(log)
         parts = quick().partial_fit(log[:64]).partial_fit(log[64:])
         assert saved_bytes(whole, tmp_path / "a") == saved_bytes(parts, tmp_path / "b")
-
-    @pytest.mark.parametrize("recommender", ["bpr", "ncf", "blend"])
-    @pytest.mark.parametrize("strategy", ["default", "eals"])
-    def test_every_pairing_works(self, recommender: str, strategy: str) -> None:
-        model = quick(recommender=recommender, strategy=strategy, epochs=1).fit(events()).partial_fit(events(50, 1))
-        assert len(model.recommend(["u1"], k=3)[0]) == 3
-        assert len(model.similar_items("i1", k=3)[0]) == 3
 
     def test_classes_of_ones_own(self, tmp_path: Path) -> None:
         model = quick(recommender=OwnRecommender, strategy=OwnStrategy).fit(events())
@@ -282,17 +263,6 @@ class TestRecommending:
         found = model.recommend(["u3"], k=len(arrived), filter_seen=False)[0]
         assert [one.item for one in found] == expected
         assert [one.item for one in model.recommend(["u3"], k=7, filter_seen=False)[0]] == expected[:7]
-
-    def test_half_life_changes_the_order(self) -> None:
-        model = quick().fit(two_tastes(1_000)).partial_fit([(0, 1, 2_000), (1, 0, 2_001)] * 20)
-        before = model.recommend([0, 1], k=60, filter_seen=False)
-        for name in ("item_factors", "item_bias"):
-            model.updater.recommender.tables[name].half_life = 5.0
-        after = model.recommend([0, 1], k=60, filter_seen=False)
-        assert [one.item for one in before[0]] != [one.item for one in after[0]]
-        assert model.score(0, [one.item for one in after[0]]) == pytest.approx(
-            [one.score for one in after[0]], abs=1e-7
-        )
 
     def test_a_user_who_is_not_known_gets_the_list_of_a_newcomer(self) -> None:
         model = quick(batch_size=500).fit(events())
@@ -426,39 +396,6 @@ class TestStopping:
         model.partial_fit(log[96:])
         assert saved_bytes(model, tmp_path / "c") == saved_bytes(quick().partial_fit(log), tmp_path / "d")
 
-    def test_ctrl_c_in_the_first_batch_of_a_cold_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        model = quick()
-
-        def step(steps: StepMaker, batch: Batch, undo: ExitStack, real: Any = StepMaker.of) -> Any:
-            os.kill(os.getpid(), signal.SIGINT)
-            return real(steps, batch, undo)
-
-        monkeypatch.setattr(StepMaker, "of", step)
-        with pytest.raises(KeyboardInterrupt):
-            model.partial_fit(events(200))
-        assert model.n_interactions == 32
-
-    def test_an_error_in_a_batch_leaves_the_ones_before_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        model, batches = quick().fit(events()), []
-
-        def step(steps: StepMaker, batch: Batch, undo: ExitStack, real: Any = StepMaker.of) -> Any:
-            batches.append(batch)
-            if len(batches) == 2:
-                raise LearningError("not finite")
-            return real(steps, batch, undo)
-
-        late = events(100, seed=3, users=50, items=80, start=400)
-        with monkeypatch.context() as patch:
-            patch.setattr(StepMaker, "of", step)
-            with pytest.raises(LearningError):
-                model.partial_fit(late)
-        assert model.n_interactions == 432
-        # The model goes on: rows and ids still belong together.
-        model.partial_fit(late[32:])
-        tables = model.updater.recommender.tables
-        assert (model.n_users, model.n_items) == (tables["user_factors"].rows, tables["item_bias"].rows)
-        assert len(model.recommend([late[40][0]], k=5)[0]) == 5
-
 
 class TestAuto:
     def test_who_names_nothing_gets_the_blend_with_plain_steps_and_a_choice_of_half_life(self) -> None:
@@ -479,10 +416,6 @@ class TestAuto:
             before.updater.recommender.settings
             == Melon("blend").partial_fit(two_tastes()[:20]).updater.recommender.settings
         )
-
-    def test_it_starts_cold(self) -> None:
-        model = Melon(recommender_settings={"dim": 6}).partial_fit([(1, 2, 3), (4, 5, 6), (1, 5, 7)])
-        assert len(model.recommend([1], k=2, filter_seen=False)[0]) == 2
 
 
 class TestErrors:
@@ -545,18 +478,6 @@ class TestErrors:
             model.recommend(3.5)
         with pytest.raises(DataError, match=r"as many users as items.*2 and 3"):
             model.score(["u1", "u2"], ["i1", "i2", "i3"])
-
-
-def test_the_example_of_the_readme(tmp_path: Path) -> None:
-    log = [(f"u{n % 50}", f"film {n * n % 211}", n) for n in range(3_000)]
-    model = melon.Melon(recommender="bpr", strategy="default", budget=1, epochs=2).fit(log)
-    model.partial_fit([("u17", "film 3", 3_000), ("a newcomer", "a new film", 3_001)])
-    before = model.recommend(["u17"], k=10, filter_seen=True)
-    model.save(tmp_path / "model")
-    model = melon.load(tmp_path / "model")
-    assert model.recommend(["u17"], k=10, filter_seen=True) == before
-    assert len(before[0]) == 10
-    assert repr(model) == "<Melon bpr with default: 51 users, 108 items, learned 3002 interactions>"
 
 
 def test_incomplete_events_are_left_out_by_fit_and_partial_fit(flips: Interactions) -> None:

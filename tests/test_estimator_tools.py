@@ -152,12 +152,6 @@ class TestNumbersOfNumpy:
             if name != "recommender_settings":
                 assert getattr(loaded, name) == stored
 
-    def test_also_where_they_are_set_later(self, tmp_path: Path) -> None:
-        model = Melon(**QUICK)
-        model.seed = np.int64(2)  # type: ignore[assignment]
-        model.fit(LOG).save(tmp_path)
-        assert melon.load(tmp_path).seed == 2
-
 
 @pytest.mark.parametrize(
     ("given", "said"),

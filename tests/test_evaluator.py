@@ -74,7 +74,7 @@ def test_a_record_of_auto_is_auto_again_unless_something_is_named(
 ) -> None:
     stream, asked = tmp_path / "flip.parquet", tmp_path / "asked.json"
     write_stream(stream, flips, {})
-    first = melon.evaluate(stream, **SMALL)
+    first = melon.evaluate(stream, **SMALL | {"budget": 0, "lists": False})
     asked.write_text(json.dumps(first.record["config"]["asked"]))
     for words, label in (((), "auto"), (("--strategy", "eals"), None), (("--recommender", "bpr"), None)):
         out = tmp_path / "again.json"
@@ -122,10 +122,11 @@ class TestFrames:
             result.compare("default", "AUC")
 
     def test_a_tuned_default_stands_there_once(self, flips: Interactions) -> None:
-        found = melon.evaluate(flips, "bpr", "default", **SMALL)
+        quick = SMALL | {"budget": 0, "lists": False}
+        found = melon.evaluate(flips, "bpr", "default", **quick)
         assert found.table()["method"].to_list().count("default") == 1
         assert found.name == "default"
-        auto = melon.evaluate(flips, **SMALL)
+        auto = melon.evaluate(flips, **quick)
         assert auto.table()["method"].to_list()[-1] == "auto"
         assert "default" not in auto.table()["method"].to_list()
 
@@ -174,7 +175,7 @@ class TestArguments:
     def test_a_class_of_ones_own_is_tuned_and_named_and_then_forgotten(self, flips: Interactions) -> None:
         other = type("Other", (Mine,), {})
         for one in (Mine, other):
-            found = melon.evaluate(flips, "bpr", one, **SMALL)
+            found = melon.evaluate(flips, "bpr", one, **SMALL, lists=False)
             assert found.name == "test mine"
             assert len(found.record["config"]["chosen"]["test mine"]["trials"]) == 2
             assert "test mine" not in STRATEGIES.names()
@@ -210,12 +211,14 @@ class TestArguments:
 
     def test_numbers_of_numpy(self, flips: Interactions) -> None:
         given = {"seed": np.int64(1), "epochs": np.int32(1), "settings": {"lr": np.float32(0.5)}}
-        record = melon.evaluate(flips, "bpr", "default", **SMALL | given).record
+        record = melon.evaluate(flips, "bpr", "default", **SMALL | {"budget": 0, "lists": False} | given).record
         json.dumps(record)
         assert record["seed"] == 1
 
     def test_several_seeds_have_a_file_each(self, flips: Interactions, tmp_path: Path) -> None:
-        melon.evaluate(flips, "bpr", "default", **SMALL | {"budget": 1}, seeds=[3, 5], json=tmp_path / "r.json")
+        melon.evaluate(
+            flips, "bpr", "default", **SMALL | {"budget": 0, "lists": False}, seeds=[3, 5], json=tmp_path / "r.json"
+        )
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             *("r-3.json", "r-3.ranks.parquet", "r-5.json", "r-5.ranks.parquet")
         ]
@@ -227,7 +230,7 @@ class TestResuming:
     ) -> None:
         from melon.evaluation.cell import Cell
 
-        given = {**SMALL, "budget": 1, "json": tmp_path / "r.json", "progress": True}
+        given = {**SMALL, "budget": 1, "lists": False, "json": tmp_path / "r.json", "progress": True}
         wanted = timeless(melon.evaluate(flips, "bpr", "eals", **given).record)
         with monkeypatch.context() as patch:
 

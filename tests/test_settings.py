@@ -37,6 +37,7 @@ def test_an_unknown_key_is_named_with_the_nearest_and_all_others() -> None:
     [
         ("settings", {"fading": 5000}, "half_life"),
         ("settings", {"fading_clock": "seconds"}, "decay_clock"),
+        ("settings", {"form": "linear"}, "stream"),
         ("preset", "practised", "stream"),
         ("candidates", "born", "known"),
     ],

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 #: Makes `import torch` fail, as where it is not installed.
 _HIDE = """
 import sys
@@ -21,11 +19,11 @@ import polars as pl
 import melon
 from melon.data.synthetic import synthetic_stream
 
-log = synthetic_stream("flip", n_users=40, n_items=160, n_events=2_000, seed=1)
+log = synthetic_stream("flip", n_users=40, n_items=60, n_events=1_000, seed=1)
 frame = pl.DataFrame({"user": log.users, "item": log.items, "time": log.times})
 """
 _AUTO = """
-model = melon.Melon(budget=3, epochs=2, progress=False).fit(frame.head(1_800))
+model = melon.Melon(budget=1, epochs=2, progress=False).fit(frame.head(800))
 model.partial_fit(frame.tail(200))
 before = model.recommend([1, 2], k=3)
 with tempfile.TemporaryDirectory() as folder:
@@ -33,11 +31,19 @@ with tempfile.TemporaryDirectory() as folder:
     assert melon.load(folder).recommend([1, 2], k=3) == before
 """
 _EVALUATE = """
-result = melon.evaluate(
-    frame, recommender="bpr", strategy={strategy!r}, split=(0.7, 0.1, 0.2), budget={budget}, epochs=2,
-    settings={settings!r}, progress=False,
-)
-assert result is not None
+for recommender, strategy, settings, budget in (
+    ("bpr", "default", {}, 1),
+    ("bpr", "eals", {}, 0),
+    ("bpr", "melon", {"passes": 2, "half_life": 500.0}, 1),
+    ("bpr", "mwnet", {"form": "stream", "passes": 2}, 0),
+    ("bpr", "metasgd", {"form": "stream", "passes": 2}, 0),
+    ("ials", "default", {}, 0),
+):
+    result = melon.evaluate(
+        frame, recommender=recommender, strategy=strategy, split=(0.7, 0.1, 0.2), budget=budget, epochs=2, negatives=15,
+        settings=settings, progress=False, lists=recommender == "ials",
+    )
+    assert result.record["interactions_evaluated"], recommender
 """
 _CHECKS = """
 from functools import partial
@@ -87,28 +93,12 @@ def test_auto_learns_lists_saves_and_loads() -> None:
     _run(_AUTO)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "settings", "budget"),
-    [
-        ("default", {}, 3),
-        ("eals", {}, 0),
-        ("melon", {"passes": 2, "half_life": 500.0}, 1),
-    ],
-)
-def test_bpr_is_evaluated(strategy: str, settings: dict[str, float], budget: int) -> None:
-    _run(_EVALUATE.format(strategy=strategy, settings=settings, budget=budget))
+def test_recommenders_and_strategies_are_evaluated() -> None:
+    _run(_EVALUATE)
 
 
-def test_ials_is_evaluated() -> None:
-    _run(_EVALUATE.format(strategy="default", settings={}, budget=0).replace('"bpr"', '"ials"'))
-
-
-def test_the_checks_of_plug_ins_run() -> None:
-    _run(_CHECKS)
-
-
-def test_what_needs_it_names_the_extra() -> None:
-    _run(_REFUSED.format(given=_NEEDS_IT))
+def test_checks_run_and_what_needs_it_names_the_extra() -> None:
+    _run(_CHECKS, _REFUSED.format(given=_NEEDS_IT))
 
 
 def test_the_service_is_imported() -> None:

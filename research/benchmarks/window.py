@@ -1,6 +1,6 @@
 """Settings and strategies on the selection window of a stream in $MELON_DATA; the test part is not read.
 
-    python research/benchmarks/window.py yelp default:lr=0.3 melon:lr=0.3 melon:form=network,most_rate=2.0
+    python research/benchmarks/window.py yelp default:lr=0.3 melon:lr=0.3 melon:form=paper
     python research/benchmarks/window.py amazon_grocery --later --recommender ncf default:lr=1.0 melon:lr=1.0
     python research/benchmarks/window.py amazon_grocery --duel --recommender ncf melon default --seeds 3
     python research/benchmarks/window.py yelp --duel --recommender blend --configs research/configs/auto melon default --earlier
@@ -14,7 +14,7 @@ before it and on one that was trained again before the judged part; then HR@5 an
 recommender is trained again on everything before it (as `melon evaluate` does), and when the one from before the window
 goes on instead (L2 0.1, 24 epochs).
 
---duel: two strategies with the settings in `research/configs/` (`network/melon` means research/configs/network), compared as claims are.
+--duel: two strategies with the settings in `research/configs/` (`paper/melon` means research/configs/paper), compared as claims are.
 Each seed trains its own recommenders and draws its own candidates; what is compared are the events by which settings
 are judged: paired, averaged over seeds, with 95 % intervals from resampling users and items. With --earlier this is
 done on an earlier window: the same rule applied to the log before the selection window.

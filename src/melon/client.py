@@ -200,9 +200,12 @@ class _Tries:
         self.url, self._end = url, time.monotonic() + deadline
         self._wait = _FIRST_WAIT
 
-    def unreachable(self, problem: Exception) -> ServiceError:
-        """The error of a call that got no answer."""
-        return ServiceError(0, "unreachable", f"{self.url} cannot be reached: {problem}.", hint="Is it running?")
+    def pause(self, answer: httpx.Response | Exception) -> float:
+        """Seconds until the next try after an answer that is no success, or none at all; raises where it is final."""
+        if isinstance(answer, Exception):
+            text = f"{self.url} cannot be reached: {answer}."
+            return self.wait(ServiceError(0, "unreachable", text, hint="Is it running?"))
+        return self.wait(self.refused(answer))
 
     def refused(self, response: httpx.Response) -> ServiceError:
         """The error that an answer tells."""
@@ -258,13 +261,11 @@ class Client(Calls):
         while True:
             try:
                 answer = self._http.request(call.method, call.path, params=call.params, json=call.json)
-            except self._library.TransportError as problem:
-                error = tries.unreachable(problem)
-            else:
                 if answer.is_success:
                     return call.read(answer.json())
-                error = tries.refused(answer)
-            time.sleep(tries.wait(error))
+            except self._library.TransportError as problem:
+                answer = problem
+            time.sleep(tries.pause(answer))
 
     def buffer(self, *, every: float = 0.2, size: int = 500, most: int = 100_000) -> Buffer:
         """A buffer that sends events together: each `every` seconds, and whenever `size` of them wait.
@@ -298,13 +299,11 @@ class AsyncClient(Calls):
         while True:
             try:
                 answer = await self._http.request(call.method, call.path, params=call.params, json=call.json)
-            except self._library.TransportError as problem:
-                error = tries.unreachable(problem)
-            else:
                 if answer.is_success:
                     return call.read(answer.json())
-                error = tries.refused(answer)
-            await asyncio.sleep(tries.wait(error))
+            except self._library.TransportError as problem:
+                answer = problem
+            await asyncio.sleep(tries.pause(answer))
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -13,8 +13,7 @@ from melon.evaluation.record import result_lines, write_result
 from melon.evaluation.work import Work
 from melon.fitting.auto import AUTO, settle_auto
 from melon.fitting.config import CellConfig
-from melon.lab.page import html_page
-from melon.lab.result_page import result_document
+from melon.lab.page import html_page, result_document
 from melon.lab.terminal import show_table
 from melon.progress import model_progress, say
 from melon.strategies.registry import ALL_STRATEGIES

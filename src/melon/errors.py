@@ -10,6 +10,7 @@
     ├── NotFittedError     a question to a model that has learned nothing yet
     ├── MissingExtraError  an optional dependency that is not installed
     ├── LogError           a log of events that cannot be opened, read or written
+    │   ├── StorageError   the files or the database of a log cannot be used now
     │   ├── BusyError      too much waits to be written; try again shortly
     │   ├── HeldError      another process has the log for itself
     │   └── DiskFullError  no room; nothing of the last append was stored
@@ -75,6 +76,10 @@ class LogError(MelonError):
     """A service's log that belongs to another model or process, is damaged, or cannot be written."""
 
 
+class StorageError(LogError):
+    """The files or the database of a service cannot be used now; nothing is wrong with what was asked."""
+
+
 class BusyError(LogError):
     """More is waiting than the log takes on; the caller should try again shortly."""
 
@@ -124,6 +129,7 @@ RENAMED = {
     "fading_clock": "decay_clock",
     "fading_speed": "half_life_speed",
     "head_practice_lr": "head_training_lr",
+    "linear": "stream",
     "practice_l2": "meta_training_l2",
     "practice_lr": "meta_training_lr",
     "practised": "stream",

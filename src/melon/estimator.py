@@ -98,6 +98,7 @@ class Melon:
         self.recommender_settings, self.max_pairs = recommender_settings, max_pairs
         self.threads, self.dtype, self.progress, self.report = threads, dtype, progress, report
         self.choices_: dict[str, Plain] = {}
+        self._window_score: float | None = None
         self.notes_: tuple[str, ...] = ()
         self._columns: dict[str, str | None] = {}
         self._model: LiveModel | None = None
@@ -193,6 +194,7 @@ class Melon:
                     progress.notice("stopped: nothing of this fit was kept")
                 raise
         self._model, self.choices_, self.notes_ = fitted.model, fitted.choices, fitted.notes
+        self._window_score = fitted.score
         fitted.model.updater.history.bound(self.max_pairs)
         self._columns = {"user": user, "item": item, "time": time}
         return self
@@ -280,6 +282,7 @@ class Melon:
         about |= {name: dict(about[name] or {}) for name in ("settings", "pretrain_settings")}
         about |= {name: AUTO for name in _NAMES if getattr(self, name) == AUTO}
         results = {"columns": self._columns, "choices": self.choices_, "notes": list(self.notes_)}
+        results["window_score"] = self._window_score
         return {"estimator": about | results}
 
     def _shown(self) -> Progress:
@@ -299,6 +302,7 @@ class Melon:
         """Become the saved model."""
         self._model, self._columns, self.choices_ = model, about["columns"], about["choices"]
         self.notes_ = tuple(about.get("notes", ()))
+        self._window_score = about.get("window_score")
         return self
 
 

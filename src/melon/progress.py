@@ -194,27 +194,30 @@ class LineProgress(Progress):
         super().stage(name)
         self._began = self._last = time.perf_counter()
         self._done = self._total = 0
-        say_aside(name)
+        self._say(name)
 
     def note(self, text: str) -> None:
         super().note(text)
-        say_aside(f"  {text}{self._left()}")
+        self._say(f"  {text}{self._left()}")
 
     def share(self, done: int | None, total: int) -> None:
         self._done, self._total = self._done + 1 if done is None else done, total
 
     def notice(self, text: str) -> None:
         self._report(text)
-        say_aside(text)
+        self._say(text)
 
     def tick(self, text: str) -> None:
         super().tick(text)
         if self._due():
-            say_aside(f"  {text}{self._left()}")
+            self._say(f"  {text}{self._left()}")
 
     def batch(self, done: int, total: int, hit_rate: float | None) -> None:
         if self._due() or done == total:
-            say_aside(f"  {done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
+            self._say(f"  {done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
+
+    def _say(self, text: str) -> None:
+        say_aside(text)
 
     def _left(self) -> str:
         """How much of the stage is left, where that is known."""
@@ -230,12 +233,35 @@ class LineProgress(Progress):
         return due
 
 
+class NotebookProgress(LineProgress):
+    """One line under a notebook's cell, replaced as the work goes on; standard error would be a red block there."""
+
+    def __init__(self, report: Callable[[str], None] | None = None) -> None:
+        from importlib import import_module
+
+        super().__init__(report)
+        self._shown = import_module("IPython.display").display({"text/plain": "starting"}, raw=True, display_id=True)
+
+    def __exit__(self, *error: object) -> None:
+        self._say("")
+
+    def notice(self, text: str) -> None:
+        self._report(text)
+        say(text)
+
+    def _say(self, text: str) -> None:
+        self._shown.update({"text/plain": text}, raw=True)
+
+
 def _rate_and_score(done: int, began: float, hit_rate: float | None) -> str:
     return f"{done / max(time.perf_counter() - began, 1e-9):,.0f}/s  HR@5 {shown(hit_rate)}"
 
 
 def model_progress(report: Callable[[str], None] | None = None) -> BarProgress | LineProgress:
-    """The one that fits where standard error goes."""
+    """The one that fits where the output goes: a notebook, a terminal, or a pipe."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if hasattr(shell, "kernel"):
+        return NotebookProgress(report)
     return BarProgress(report) if sys.stderr.isatty() else LineProgress(report)
 
 

@@ -57,6 +57,8 @@ class Entry:
     label: str = ""
     #: Its colour in figures as hexadecimal RGB, on a light and on a dark page; without one it gets a spare colour.
     color: tuple[str, str] | None = None
+    #: The class where PyTorch is missing, if some form does without it.
+    without_torch: str = ""
     #: Search spaces of its other forms, by the value of the setting `form`.
     forms: Mapping[str, Space] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -67,12 +69,13 @@ class Entry:
 
     def load(self) -> Any:
         """The class itself."""
-        module, _, attribute = self.target.partition(":")
         try:
-            return getattr(import_module(module), attribute)
+            return _loaded(self.target)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "torch":
                 raise
+            if self.without_torch:
+                return _loaded(self.without_torch)
             raise MissingExtraError(f"{self.label or self.name} (named {self.name!r})", "torch") from None
 
     def preset(self, name: str) -> SearchPoint:
@@ -80,6 +83,11 @@ class Entry:
         if name not in self.presets:
             raise unknown_name(f"preset of {self.name}", name, self.presets)
         return self.presets[name]
+
+
+def _loaded(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 class Registry:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from melon.errors import SettingsError, unknown_name
+from melon.errors import RENAMED, SettingsError, unknown_name
 
 #: A number of units or dimensions: large enough for any model, and too small to fill the memory by a slip.
 Width = Annotated[int, Field(ge=1, le=4096)]
@@ -28,8 +28,10 @@ class Settings(BaseModel):
             return cls.model_validate(dict(values))
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise SettingsError(f"{owner}: {place} = {first['input']!r} is not valid: {first['msg']}.") from None
+            place, value = ".".join(str(part) for part in first["loc"]), first["input"]
+            if first["type"] == "literal_error" and value in RENAMED:
+                raise SettingsError(f"{owner}: {place} = {value!r} is now called {RENAMED[value]!r}.") from None
+            raise SettingsError(f"{owner}: {place} = {value!r} is not valid: {first['msg']}.") from None
 
     def plain(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""

@@ -157,10 +157,10 @@ def test_agrees_with_a_slow_twin(events: list[tuple[int, str, int]]) -> None:
     [
         ([], "no interaction in what was given"),
         (pl.DataFrame({"user": [], "item": [], "time": []}, schema_overrides={"user": pl.Int64}), "no interaction"),
-        ([(1, 2, 3), ("a", 2, 3)], r"user ids must be all .* event 1 has 'a' \(str\) where the first is 1 \(int\)"),
-        ([(True, 2, 3)], "user ids .* event 0 has True"),
-        ([(1.5, 2, 3)], "user ids .* event 0 has 1.5"),
-        ([(2**70, 2, 3)], "user id cannot be read.*as texts"),
+        ([(1, 2, 3), ("a", 2, 3)], "user 'a' is of another kind than the others"),
+        ([(True, 2, 3)], "user True is a bool; ids are"),
+        ([(1.5, 2, 3)], "user 1.5 is a float; ids are"),
+        ([(2**70, 2, 3)], "does not fit 64 bits; give it as a text"),
         ([(1, 2, 3), (1, 2)], "some of the tuples have a time"),
         ([(1, 2, 3, 4)], r"event 0 is \(1, 2, 3, 4\)"),
         (["abc"], "event 0 is 'abc'"),
@@ -170,7 +170,7 @@ def test_agrees_with_a_slow_twin(events: list[tuple[int, str, int]]) -> None:
         ([{"user": 1, "item": 2, "time": 3}, (1, 2, 3)], r"event 1 is \(1, 2, 3\), but the events before it are dicts"),
         ([(1, 2, 3), {"user": 1, "item": 2, "time": 3}], "event 1 is {'user'"),
         ([{}], "no column looks like the user. Columns there: none"),
-        ([("\ud800", 2, 3)], "user id cannot be read"),
+        ([("\ud800", 2, 3)], "no valid Unicode text"),
         ([(1, 2, 1e300)], r"time of event 0 is 1e\+300, which is no moment"),
         ([(1, 2, "03/04/2024")], "day first .* month first .*Give datetimes"),
         (
@@ -191,7 +191,7 @@ def test_agrees_with_a_slow_twin(events: list[tuple[int, str, int]]) -> None:
         (pl.DataFrame({"user": [2.0**60], "item": [1], "time": [1]}), "event 0 has the user .*no whole number"),
         (pl.DataFrame({"user": [1], "item": [1], "time": [[1]]}), "cannot be a time"),
         (pl.DataFrame({"user": [2**63], "item": [1], "time": [1]}, schema_overrides={"user": pl.UInt64}), "64 bits"),
-        (pd.DataFrame({"user": [1, "a"], "item": [1, 1], "time": [1, 2]}), "event 1 has 'a'"),
+        (pd.DataFrame({"user": [1, "a"], "item": [1, 1], "time": [1, 2]}), "user 'a' is of another kind"),
     ],
     ids=str,
 )
@@ -230,20 +230,6 @@ def test_nan_is_missing() -> None:
     for make in (pl.DataFrame, pd.DataFrame, pa.table):
         with pytest.warns(UserWarning, match=r"1 × missing user \(first in event 1\)"):
             assert events_of(interactions_from(make(frame))) == [(1, 1, 1), (2, 1, 3)]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abcdef")), min_size=1, max_size=40),
-    st.integers(0, 40),
-)
-def test_the_tail_of_a_log_is_what_its_events_alone_would_give(events: list[tuple[int, str]], start: int) -> None:
-    users, items = np.array([u for u, _ in events]), np.array([i for _, i in events], dtype=object)
-    times = np.arange(len(events))
-    found = Interactions.from_ids(users, items, times).tail(start)
-    wanted = Interactions.from_ids(users[start:], items[start:], times[start:])
-    assert found.identity == wanted.identity
-    for name in ("users", "items", "times", "user_ids", "item_ids"):
-        assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
 
 
 WITHOUT_PYARROW = """

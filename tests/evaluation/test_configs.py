@@ -8,7 +8,7 @@ from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES, space_of
 
 FOLDER = Path(__file__).parents[2] / "research" / "configs"
 CONFIGS = sorted(FOLDER.glob("*.toml"))
-FOLDERS = {"network": 30, "half_life": 10, "blend": 8}
+FOLDERS = {"half_life": 10, "blend": 8}
 STREAMS = {"news_globo", "amazon_grocery", "amazon_electronics", "amazon_book", "yelp"}
 
 

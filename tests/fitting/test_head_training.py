@@ -16,7 +16,7 @@ from melon.fitting.pretrained import PretrainedState, deploy, refit
 from melon.fitting.selection import Selection
 from melon.models.blend.head import TABLES
 from melon.strategies.default import Default
-from melon.strategies.melon.strategy import NetworkMeLON
+from melon.strategies.melon.published import PublishedMeLON
 from melon.stream.batch import batch_of
 from melon.stream.split import Parts, batches, split
 
@@ -58,7 +58,7 @@ def test_only_a_recommender_with_a_head_meta_trains_it(log: Interactions, parts:
     assert selection.train_meta_model(Default(), plain, parts.judged_from) == {}
     meta_training = selection.train_meta_model(Default(), blend, parts.judged_from)
     assert set(meta_training) == {f"head/{name}" for name in ("centre", "scale", *TABLES)}
-    learned = selection.train_meta_model(NetworkMeLON({"passes": 1}), blend, parts.judged_from)
+    learned = selection.train_meta_model(PublishedMeLON({"passes": 1}), blend, parts.judged_from)
     assert set(meta_training) < set(learned)
 
 
@@ -171,6 +171,17 @@ def test_a_state_is_observed_once_and_copies_do_not_share_it(log: Interactions, 
     one.observe(log.users[-5:], log.items[-5:], log.times[-5:], first)
     assert two.streaming_state()["counts.events"].tolist() == [parts.train_stop]
     assert start.after(training)[0].streaming_state()["counts.events"].tolist() == [parts.train_stop]
+
+
+def test_another_log_of_the_same_length_is_observed_anew(log: Interactions, parts: Parts) -> None:
+    start, training = before_window(selection_of(log, parts), BLEND), log.head(parts.train_stop)
+    start.after(training)
+    backwards = replace(training, users=training.users[::-1].copy(), items=training.items[::-1].copy())
+    (one, first), (two, second) = start.after(backwards), start.after(training)
+    assert first.of_users.last(np.arange(5)).tolist() != second.of_users.last(np.arange(5)).tolist()
+    assert any(
+        array.tobytes() != two.streaming_state()[name].tobytes() for name, array in one.streaming_state().items()
+    )
 
 
 def test_on_a_fast_stream_the_head_finds_what_is_new(log: Interactions, parts: Parts) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from melon.fitting.search import Curve, Search, Trial, Workers, neighbours, search
+from melon.fitting.search import Curve, Search, Trial, Workers, search
 from melon.models.registry import RECOMMENDERS
 from melon.registry import Space
 from melon.strategies.registry import STRATEGIES
@@ -99,11 +99,6 @@ def test_an_axis_of_one_value_is_told_and_has_no_edge() -> None:
     assert found.at_edge == ("x",)
 
 
-def test_words_have_no_edge() -> None:
-    judge, _ = judged(lambda way, x: float(x == 1))
-    assert search(Space({"way": ("a", "b"), "x": (0, 1, 2)}), 9, judge).at_edge == ()
-
-
 def test_yes_and_no_have_no_edge() -> None:
     found = search(Space({"sure": (False, True)}), 9, lambda point, _: Trial(point, float(point["sure"])))
     assert found.settings == {"sure": True}
@@ -146,64 +141,12 @@ def test_the_whole_grid_is_reached_from_anywhere() -> None:
     assert {(point["x"], point["y"]) for point in asked} == set(product(range(9), range(9)))
 
 
-class TestRounds:
-    """Several points at a time: they depend on the rounds before alone."""
-
-    SPACE = Space({"x": tuple(range(9)), "y": tuple(range(9))}, ({"x": 4, "y": 4}, {"x": 0, "y": 0}, {"x": 8, "y": 8}))
-
-    @staticmethod
-    def score(point: dict[str, Any]) -> float:
-        return -abs(point["x"] - 6) - abs(point["y"] - 2)
-
-    def test_one_at_a_time_is_the_search(self) -> None:
-        walk = Search(self.SPACE)
-        while len(walk.trials) < 20:
-            (point,) = walk.ask()
-            assert walk.ask() == [point]
-            walk.tell(Trial(point, self.score(point)))
-        chosen = search(self.SPACE, 20, lambda point, _: Trial(point, self.score(point)))
-        assert walk.choice() == chosen
-
-    def test_starts_are_a_round_of_their_own(self) -> None:
-        walk = Search(self.SPACE, together=4)
-        assert walk.ask() == list(walk.starts)
-        assert len(Search(self.SPACE, together=2).ask()) == 2
-
-    def test_rounds_are_full_new_and_beside_the_best(self) -> None:
-        walk = Search(self.SPACE, together=4)
-        for _ in range(12):
-            points = walk.ask()
-            tried = [trial.settings for trial in walk.trials]
-            assert all(point not in tried for point in points)
-            if tried:
-                assert len(points) == 4
-                assert points[0] in list(neighbours(best_of(walk), walk.axes)) or not untried(walk)
-            for point in points:
-                walk.tell(Trial(point, self.score(point)))
-        assert walk.choice().score == 0
-
-    def test_what_is_fixed_is_no_axis_and_starts_that_become_alike_are_one(self) -> None:
-        walk = Search(self.SPACE, {"x": 3, "z": 1}, together=4)
-        assert walk.axes == {"y": tuple(range(9))}
-        assert walk.starts == ({"y": 4}, {"y": 0}, {"y": 8})
-        assert Search(self.SPACE, {"x": 3, "y": 1}).starts == ({},)
-
-    def test_the_whole_space_comes_to_an_end(self) -> None:
-        walk, rounds = Search(Space({"x": (1, 2, 3)}, ({"x": 2},)), together=4), []
-        while points := walk.ask():
-            rounds.append(len(points))
-            for point in points:
-                walk.tell(Trial(point, None))
-        assert rounds == [1, 2]
-
-
-def best_of(walk: Search) -> dict[str, Any]:
-    return walk.choice().settings
-
-
-def untried(walk: Search) -> list[dict[str, Any]]:
-    tried = [trial.settings for trial in walk.trials]
-    return [point for point in neighbours(best_of(walk), walk.axes) if point not in tried]
+def test_what_is_fixed_is_no_axis_and_starts_that_become_alike_are_one() -> None:
+    space = Space({"x": tuple(range(9)), "y": tuple(range(9))}, ({"x": 4, "y": 4}, {"x": 0, "y": 0}, {"x": 8, "y": 8}))
+    walk = Search(space, {"x": 3, "z": 1})
+    assert walk.axes == {"y": tuple(range(9))}
+    assert walk.starts == ({"y": 4}, {"y": 0}, {"y": 8})
+    assert Search(space, {"x": 3, "y": 1}).starts == ({},)
 
 
 def wavy(x: int, y: int) -> float:

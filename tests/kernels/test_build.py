@@ -35,7 +35,7 @@ import hashlib
 from melon.testing.toys import toy_batches
 from melon.learning.updater import Updater
 from melon.models.bpr import BPR
-from melon.strategies.melon.strategy import NetworkMeLON as MeLON
+from melon.strategies.melon.published import PublishedMeLON as MeLON
 updater = Updater(BPR({"dim": 32}, seed=1), MeLON(), seed=1)
 for batch in toy_batches():
     updater.learn(batch)

@@ -28,7 +28,7 @@ from melon.models.blend.recommender import Blend
 from melon.models.bpr import BPR
 from melon.models.catalogue import Within, best
 from melon.strategies.default import Default
-from melon.strategies.melon.strategy import NetworkMeLON
+from melon.strategies.melon.published import PublishedMeLON
 from melon.strategies.melon.stream import MeLON as RateMeLON
 from melon.stream.candidates import Candidates
 from melon.stream.history import PartnerRings
@@ -104,9 +104,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Every compiled function rechecks itself; counts the calls of each."""
     counts: dict[str, int] = {}
     for name, module in MODULES.items():
-        width = 20 if module.layout is not None else 0
-        kernels = policy.load(name, width)
-        assert (name, width) in policy._compiled, f"{name} runs as plain Python: {policy._failed.get((name, width))}"
+        kernels = policy.load(name)
+        assert name in policy._compiled, f"{name} runs as plain Python: {policy._failed.get(name)}"
         for function in module.signatures:
             monkeypatch.setattr(kernels, function, Recheck(f"{name}.{function}", getattr(kernels, function), counts))
     return counts
@@ -117,9 +116,9 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
     log = toy_log()
     Candidates(log, seed=0, count=5).draw(100, 160)
     for make, strategy in (
-        (SMALL_RECOMMENDERS["bpr"], partial(NetworkMeLON, {})),
-        (partial(BPR, {"dim": 64}), partial(NetworkMeLON, {})),
-        (SMALL_RECOMMENDERS["ncf"], partial(NetworkMeLON, {})),
+        (SMALL_RECOMMENDERS["bpr"], partial(PublishedMeLON, {})),
+        (partial(BPR, {"dim": 64}), partial(PublishedMeLON, {})),
+        (SMALL_RECOMMENDERS["ncf"], partial(PublishedMeLON, {})),
         (SMALL_RECOMMENDERS["blend"], partial(Default, {"half_life": 40.0})),
         (
             partial(

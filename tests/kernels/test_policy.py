@@ -14,20 +14,14 @@ import torch
 
 from melon.errors import SettingsError
 from melon.kernels import build, policy
-from melon.kernels.melon.forms import RateNetwork
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.models.blend.recommender import Blend
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
 from melon.strategies.default import Default
-from melon.strategies.melon import kernel as pairs
-from melon.strategies.melon import reference
-from melon.strategies.melon.strategy import NetworkMeLON
+from melon.strategies.melon.published import PublishedMeLON
 from melon.testing.toys import toy_batches
-
-LIKE = torch.ones(1)
-NETWORK = RateNetwork(1.0, torch.ones(20, 3), torch.ones(20, 20), torch.ones(20), torch.ones(2, 20))
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +45,7 @@ def test_the_variable_decides(choice: str, is_compiled: bool, monkeypatch: pytes
 
 
 def test_other_numbers_are_for_pytorch() -> None:
-    other = LIKE.double()
-    assert policy.load("factor", dtype=other.dtype) is None
-    assert pairs.pair_kernel(NETWORK, other) is reference
+    assert policy.load("factor", dtype=torch.float64) is None
 
 
 @pytest.mark.parametrize(
@@ -67,13 +59,13 @@ def test_other_numbers_are_for_pytorch() -> None:
 def test_an_unknown_choice_is_refused_with_the_known_ones(
     choice: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    updater = Updater(BPR({"dim": 4}), NetworkMeLON(), seed=1)
+    updater = Updater(BPR({"dim": 4}), PublishedMeLON(), seed=1)
     monkeypatch.setenv("MELON_KERNEL", choice)
     with pytest.raises(SettingsError, match=message):
         updater.learn(toy_batches()[0])
 
 
-def learned(make: Any = NetworkMeLON) -> dict[str, Any]:
+def learned(make: Any = PublishedMeLON) -> dict[str, Any]:
     """Tables after some steps, with a recommender and a strategy that use every kind of loop between them."""
     updater = Updater(Blend({"dim": 4, "head_units": 3, "slots": 16}, seed=1), make(), seed=1)
     for batch in toy_batches()[:4]:
@@ -82,7 +74,7 @@ def learned(make: Any = NetworkMeLON) -> dict[str, Any]:
 
 
 #: What MeLON uses on the blend.
-MODULES = ("stream", "factor", "neighbours", "blend", ("melon", 20))
+MODULES = ("stream", "factor", "neighbours", "blend", "pairs")
 
 
 def test_a_compiler_at_work_in_the_background_changes_no_bit(
@@ -93,11 +85,11 @@ def test_a_compiler_at_work_in_the_background_changes_no_bit(
     policy._compiled.clear()
     built, begun, go_on = [], threading.Event(), threading.Event()
 
-    def slowly(name: str, width: int = 0) -> SimpleNamespace:
+    def slowly(name: str) -> SimpleNamespace:
         begun.set()
         assert go_on.wait(60)
         built.append(name)
-        return original(name, width)
+        return original(name)
 
     monkeypatch.setattr(build, "compiled", slowly)
     thread = policy.warm_up(*MODULES, in_background=True)
@@ -108,10 +100,10 @@ def test_a_compiler_at_work_in_the_background_changes_no_bit(
     for name, table in wanted.items():
         assert np.array_equal(table, got[name]), name
     thread.join(120)
-    assert sorted(built) == sorted(name if isinstance(name, str) else name[0] for name in MODULES)  # none twice
+    assert sorted(built) == sorted(MODULES)  # none twice
 
 
-@pytest.mark.parametrize(("recommender", "strategy"), [(BPR, NetworkMeLON), (NCF, NetworkMeLON), (Blend, Default)])
+@pytest.mark.parametrize(("recommender", "strategy"), [(BPR, PublishedMeLON), (NCF, PublishedMeLON), (Blend, Default)])
 def test_a_model_is_warmed_up_with_what_it_uses(recommender: Any, strategy: Any, nothing_loaded: None) -> None:
     updater = Updater(recommender({"dim": 4}), strategy(), seed=1)
     updater.warm_up()
@@ -135,7 +127,7 @@ def test_a_model_in_use_is_warmed_up_for_learning_and_lists(nothing_loaded: None
 class TestWhereNumbaDoesNotWork:
     @pytest.fixture(autouse=True)
     def _fails(self, nothing_loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fails(name: str, width: int = 0) -> SimpleNamespace:
+        def fails(name: str) -> SimpleNamespace:
             raise RuntimeError("no such processor")
 
         monkeypatch.setattr(build, "compiled", fails)

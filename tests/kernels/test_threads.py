@@ -1,4 +1,4 @@
-"""Blocks of work on several threads: all of them, once each, whoever takes them, and errors reach the caller."""
+"""How many threads kernels and PyTorch may use."""
 
 import subprocess
 import sys
@@ -7,111 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from melon.kernels import threads
-from melon.kernels.threads import kernels_first, spread, use_threads, using_threads
+from melon.kernels.threads import use_threads, using_threads
 
 
 @pytest.fixture
 def allowed() -> Iterator[Any]:
     with using_threads(1):
         yield use_threads
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("blocks", [0, 1, 2, 7, 16, 100])
-def test_every_block_is_done_once(blocks: int, count: int, allowed: Any) -> None:
-    allowed(count)
-    done: list[int] = []
-    spread(blocks, lambda some: done.extend(range(*some)))
-    assert sorted(done) == list(range(blocks))
-
-
-def test_one_thread_takes_all_in_one_go(allowed: Any) -> None:
-    allowed(1)
-    ranges: list[tuple[int, int]] = []
-    spread(50, ranges.append)
-    assert ranges == [(0, 50)]
-
-
-def test_the_caller_and_a_helper_work_side_by_side(allowed: Any) -> None:
-    """Two blocks that wait for each other can only end if both are worked on at once."""
-    allowed(2)
-    meeting = threading.Barrier(2, timeout=60)
-    workers: set[int] = set()
-
-    def meet(some: tuple[int, int]) -> None:
-        workers.add(threading.get_ident())
-        meeting.wait()
-
-    spread(2, meet)
-    assert len(workers) == 2
-    assert threading.get_ident() in workers
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_error_reaches_the_caller_and_the_next_call_works(count: int, allowed: Any) -> None:
-    allowed(count)
-
-    def fails(some: tuple[int, int]) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        spread(4, fails)
-    done: list[int] = []
-    spread(4, lambda some: done.extend(range(*some)))
-    assert sorted(done) == [0, 1, 2, 3]
-
-
-def test_an_error_of_a_helper_alone_reaches_the_caller(allowed: Any) -> None:
-    allowed(2)
-    meeting, caller = threading.Barrier(2, timeout=60), threading.get_ident()
-
-    def fails(some: tuple[int, int]) -> None:
-        meeting.wait()
-        if threading.get_ident() != caller:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        spread(2, fails)
-
-
-def test_nobody_waits_for_a_helper_that_has_not_begun(allowed: Any) -> None:
-    allowed(2)
-    released = threading.Event()
-    pool = threads._pool(1)
-    busy = pool.submit(released.wait, 60)
-    done: list[int] = []
-    spread(4, lambda some: done.extend(range(*some)))  # would hang until the helper is free
-    assert sorted(done) == [0, 1, 2, 3]
-    assert not busy.done()
-    released.set()
-    busy.result()
-
-
-def test_kernels_get_the_threads_and_pytorch_one(allowed: Any) -> None:
-    allowed(3)
-    with kernels_first():
-        assert torch.get_num_threads() == 1
-        assert threads.allowed() == 3
-        with kernels_first():
-            assert threads.allowed() == 3
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == threads.allowed() == 3
-
-
-def test_threads_are_given_back_after_an_error(allowed: Any) -> None:
-    allowed(2)
-    with pytest.raises(ZeroDivisionError), kernels_first():
-        raise ZeroDivisionError
-    assert torch.get_num_threads() == threads.allowed() == 2
-
-
-def test_one_thread_is_nothing_to_lend(allowed: Any) -> None:
-    allowed(1)
-    with kernels_first():
-        assert torch.get_num_threads() == threads.allowed() == 1
 
 
 FORK = """

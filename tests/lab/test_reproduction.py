@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,7 +112,13 @@ class TestLooking:
 
 @pytest.fixture(scope="module")
 def few() -> list[object]:
-    return ["--quick", "--strategies", "default,eals", "--budget", "1", "--epochs", "1"]
+    return ["--quick", "--strategies", "default,eals", "--budget", "0", "--epochs", "1"]
+
+
+@pytest.fixture
+def _without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take longer than all cells; one test draws them."""
+    monkeypatch.setattr("melon.lab.paper.report_folders", lambda *_, **__: SimpleNamespace(summary="no report"))
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +142,7 @@ class TestTheWholeWay:
         page = (out / "report" / "report.html").read_text(encoding="utf-8")
         assert "amazon_grocery" in page
 
+    @pytest.mark.usefixtures("_without_report")
     def test_again_it_only_tells(self, raw: Path, out: Path, few: list[object], run: Run) -> None:
         before = {path: path.stat().st_mtime_ns for path in (*out.glob("*-*.json"), *(out / "data").iterdir())}
         ended = run("reproduce", "--data", raw, "--out", out, *few)
@@ -163,6 +171,7 @@ class TestConfigs:
 
         return make
 
+    @pytest.mark.usefixtures("_without_report")
     def test_those_of_the_same_stream_are_taken(
         self, data: Path, config: Callable[[str], Path], few: list[object], tmp_path: Path, run: Run
     ) -> None:
@@ -174,6 +183,7 @@ class TestConfigs:
         record = json.loads((tmp_path / "out" / "yelp-bpr-0-eals.json").read_text(encoding="utf-8"))
         assert record["config"]["asked"]["settings"] == {"lr": 0.2}
 
+    @pytest.mark.usefixtures("_without_report")
     def test_those_of_other_data_are_not(
         self, data: Path, config: Callable[[str], Path], few: list[object], tmp_path: Path, run: Run
     ) -> None:

@@ -105,23 +105,6 @@ class TestResuming:
         checkpoint.save(tmp_path, updater)
         assert content(tmp_path) == once
 
-    def test_scoring_is_no_part_of_the_state(self, tmp_path: Path) -> None:
-        updater = run(make(), stream())
-        checkpoint.save(tmp_path / "a", updater)
-        updater.score(np.array([0, 1]), np.array([[1], [2]]), time=10_000)
-        assert same(tmp_path / "a", updater, tmp_path / "b")
-
-    def test_a_loaded_state_scores_as_the_saved_one(self, tmp_path: Path) -> None:
-        updater = run(make("ncf", "sgd"), stream())
-        updater.recommender.tables["item_mlp"].half_life = 20.0
-        checkpoint.save(tmp_path, updater)
-        loaded = checkpoint.load(tmp_path).updater
-        users, everything = np.arange(30), 25
-        assert np.array_equal(
-            updater.score_catalogue(users, everything, 0), loaded.score_catalogue(users, everything, 0)
-        )
-        assert loaded.recommender.tables["item_mlp"].half_life == 20.0
-
     def test_float64_stays_float64(self, tmp_path: Path) -> None:
         updater = Updater(BPR({"dim": 4}, dtype=np.float64), Default())
         checkpoint.save(tmp_path, run(updater, stream()))
@@ -455,12 +438,6 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match="holds no checkpoint"):
             checkpoint.load(tmp_path)
 
-    @pytest.mark.parametrize("text", ["[1, 2]", '{"format": "other"}', '{"version": 1}', '"melon-checkpoint"'])
-    def test_foreign_json(self, tmp_path: Path, text: str) -> None:
-        (tmp_path / "manifest.json").write_text(text)
-        with pytest.raises(CheckpointError, match="not written by melon"):
-            checkpoint.load(tmp_path)
-
     def test_a_truncated_manifest(self, saved: Path) -> None:
         path = saved / "manifest.json"
         whole = path.read_bytes()
@@ -507,7 +484,7 @@ class TestRefusals:
         edit(saved, {"state": {}})
         with pytest.raises(CheckpointError, match=r"state\.streaming_state: Field required"):
             checkpoint.load(saved)
-        (saved / "manifest.json").write_text('{"format": "melon-checkpoint", "version": 2}')
+        (saved / "manifest.json").write_text('{"format": "melon-checkpoint", "version": 3}')
         with pytest.raises(CheckpointError, match="is damaged: melon: Field required"):
             checkpoint.load(saved)
 
@@ -518,11 +495,6 @@ class TestRefusals:
             checkpoint.load(saved)
 
     def test_another_recommender_or_strategy_than_expected(self, saved: Path) -> None:
-        checkpoint.load(saved, expect_recommender="bpr", expect_strategy="default")
-        with pytest.raises(CheckpointError, match="saved with the recommender 'bpr', not with 'ncf'"):
-            checkpoint.load(saved, expect_recommender="ncf")
-        with pytest.raises(CheckpointError, match="saved with the strategy 'default', not with 'eals'"):
-            checkpoint.load(saved, expect_strategy="eals")
         with pytest.raises(CheckpointError, match="saved with the recommender 'bpr', not with 'ncf'"):
             checkpoint.load(saved, recommender=NCF)
         with pytest.raises(CheckpointError, match="saved with the strategy 'default', not with 'eals'"):
@@ -573,16 +545,8 @@ class TestManifest:
         checkpoint.load(saved)
         del manifest["digest"]
         path.write_text(json.dumps(manifest))
-        with pytest.raises(CheckpointError, match="it has changed"):
+        with pytest.raises(CheckpointError, match="digest: Field required"):
             checkpoint.load(saved)
-
-    def test_format_2_is_read_without_a_digest(self, saved: Path, tmp_path: Path) -> None:
-        path = saved / "manifest.json"
-        manifest = json.loads(path.read_text())
-        del manifest["digest"]
-        path.write_text(json.dumps(manifest | {"version": 2}))
-        checkpoint.save(tmp_path / "again", checkpoint.load(saved).updater)
-        assert json.loads((tmp_path / "again" / "manifest.json").read_text())["version"] == 3
 
     def test_one_flipped_bit_never_goes_unnoticed(self, saved: Path) -> None:
         path = saved / "manifest.json"

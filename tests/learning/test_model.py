@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import melon
 from melon.data.frames import interactions_from
-from melon.data.ids import IdBook
-from melon.errors import DataError, LearningError, SettingsError
+from melon.errors import DataError, LearningError
 from melon.fitting.auto import SETTINGS
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
@@ -410,17 +408,6 @@ class TestReaders:
             assert not worker.is_alive()
 
 
-def test_ids_of_a_book_can_be_taken_back() -> None:
-    book = IdBook("user")
-    book.rows(["a", "b"], add=True)
-    book.rows(["c", "a", "d"], add=True)
-    book.truncate(2)
-    assert (len(book), book.rows(["a", "b", "c", "d"]).tolist()) == (2, [0, 1, -1, -1])
-    assert book.rows(["d"], add=True).tolist() == [2]
-    book.truncate(0)
-    assert book.rows([5], add=True).tolist() == [0]
-
-
 def test_popular_items_are_counted_with_one_half_life() -> None:
     model = make()
     learn(model, events(40))
@@ -428,56 +415,3 @@ def test_popular_items_are_counted_with_one_half_life() -> None:
     rows, counts = model.most_popular(3)
     assert counts.tolist() == sorted(counts.tolist(), reverse=True)
     assert counts.tolist() == model.popular.read(rows)[:, 0].tolist()
-
-
-class TestThroughTheEstimator:
-    def test_numbers_of_numpy_are_saved(self, tmp_path: Path) -> None:
-        model = melon.Melon(
-            "bpr",
-            "default",
-            budget=np.int64(0),
-            epochs=np.int64(1),
-            seed=np.int64(3),
-            batch_size=np.int64(32),
-            settings={"lr": np.float32(0.1)},
-            minutes=np.float64(5),
-        ).fit(events(100))
-        model.save(tmp_path)
-        loaded = melon.load(tmp_path)
-        assert loaded.recommend("u1") == model.recommend("u1")
-        assert type(loaded.seed) is int
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [({"minutes": float("inf")}, "minutes = inf"), ({"threads": 10**5}, "threads = 100000 must be between 1 and")],
-    )
-    def test_what_could_not_be_saved_or_run_is_refused_at_once(self, options: dict[str, Any], message: str) -> None:
-        with pytest.raises(SettingsError, match=message):
-            melon.Melon("bpr", "default", **options)
-
-    def test_more_threads_than_can_be_had_are_refused_on_loading(self, tmp_path: Path) -> None:
-        melon.Melon("bpr", "default", budget=0, epochs=1).fit(events(100)).save(tmp_path)
-        with pytest.raises(SettingsError, match="threads = 100000"):
-            melon.load(tmp_path, threads=10**5)
-
-    def test_lists_beside_learning(self) -> None:
-        model = melon.Melon("bpr", "default", budget=0, epochs=1, batch_size=8).fit(events(100))
-        wrong: list[BaseException] = []
-        done = threading.Event()
-
-        def read() -> None:
-            try:
-                while not done.is_set():
-                    assert all(len(one) for one in model.recommend(["u1", "u2", "u60"], 5))
-            except BaseException as error:
-                wrong.append(error)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        for number in range(20):
-            model.partial_fit(
-                events(30, seed=number, start=1_000 * number, users=20 + 4 * number, items=25 + 4 * number)
-            )
-        done.set()
-        reader.join()
-        assert not wrong

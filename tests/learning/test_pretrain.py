@@ -8,7 +8,7 @@ import pytest
 from kernel_choice import choose_kernel
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.errors import LearningError, SettingsError, StreamError
+from melon.errors import LearningError, StreamError
 from melon.kernels import threads
 from melon.learning import general_step, pretrain
 from melon.learning.pretrain import Pretraining, PretrainSettings, most_epochs, stamp_last_touches
@@ -75,35 +75,6 @@ def test_it_can_stop_at_any_epoch_and_go_on(name: str, stop: int, log: Interacti
     losses += list(resumed.run(4))
     assert losses == wanted
     assert bytes_of(resumed.recommender) == bytes_of(straight.recommender)
-
-
-@pytest.mark.parametrize("negatives", [1, 3])
-def test_negatives_are_never_in_the_users_log(
-    negatives: int, log: Interactions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = {(int(user), int(item)) for user, item in zip(log.users, log.items, strict=True)}
-    drawn: list[tuple[np.ndarray, np.ndarray]] = []
-    learn = BPR.pretrain
-
-    def spy(self: BPR, users: np.ndarray, items: np.ndarray, steps: SummedSteps) -> float | None:
-        drawn.append((users, items))
-        return learn(self, users, items, steps)
-
-    monkeypatch.setattr(BPR, "pretrain", spy)
-    monkeypatch.setattr(pretrain, "_LEARNED_AT_ONCE", 300)
-    given = PretrainSettings.parse({"batch_size": 100}, "pre-training")
-    two = Pretraining(make("bpr", negatives=negatives), log, given, seed=0)
-    list(two.run(2))
-    epochs = []
-    for half in (drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]):
-        users = np.concatenate([some for some, _ in half]).tolist()
-        items = np.concatenate([some for _, some in half]).tolist()
-        assert {len(line) for line in items} == {1 + negatives}
-        assert {(user, line[0]) for user, line in zip(users, items, strict=True)} == taken
-        assert not {(user, item) for user, line in zip(users, items, strict=True) for item in line[1:]} & taken
-        assert max(item for line in items for item in line) < log.n_items
-        epochs.append((users, items))
-    assert epochs[0] != epochs[1]
 
 
 def test_last_touches_are_stamped(log: Interactions) -> None:
@@ -177,22 +148,6 @@ def test_nothing_and_one_item_are_errors() -> None:
         Pretraining(make("bpr"), one, PretrainSettings(), seed=0)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [{"lr": 0}, {"lr": float("inf")}, {"l2": -1}, {"epochs": -1}, {"batch_size": 0}, {"lr": "x"}, {"rate": 1}],
-)
-def test_settings_have_ranges(bad: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=next(iter(bad))):
-        PretrainSettings.parse(bad, "pre-training")
-
-
-def test_a_user_who_took_everything_still_gets_a_negative() -> None:
-    users = np.array([0, 0, 0, 1])
-    log = Interactions.from_ids(users, np.array([0, 1, 2, 1]), np.arange(4))
-    run = Pretraining(make("bpr"), log, PretrainSettings(batch_size=2), seed=0)
-    assert all(np.isfinite(loss) for loss in run.run(3))
-
-
 def test_how_many_epochs_a_log_is_worth() -> None:
     assert most_epochs(1) == most_epochs(0) == pretrain.MOST_EPOCHS
     assert most_epochs(10**9) == pretrain.FEWEST_EPOCHS
@@ -254,6 +209,14 @@ def test_compiled_kernels_take_the_steps_of_the_general_path(
     assert again == pytest.approx(losses, rel=1e-5)
     for table, rows in general.tables.items():
         np.testing.assert_allclose(compiled.tables[table].everything(), rows.everything(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("user", "item"), [(-1, 0), (0, -1), (9, 0), (0, 9)])
+def test_rows_that_do_not_exist_never_reach_the_kernels(user: int, item: int) -> None:
+    recommender = BPR({"dim": 4})
+    recommender.grow(9, np.arange(9), 9, np.arange(9))
+    with pytest.raises(LearningError, match="does not exist: there are 9 rows"):
+        recommender.pretrain(np.array([user]), np.array([[item, 1]]), SummedSteps(1, 0.1, 0.1, 0.1))
 
 
 @pytest.mark.parametrize("name", MAKERS)

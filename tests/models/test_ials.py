@@ -15,7 +15,7 @@ from melon.learning.updater import Updater
 from melon.models.ials import IALS
 from melon.models.streaming.ials import ImplicitALS, partners_after
 from melon.strategies.default import Default
-from melon.strategies.melon.strategy import NetworkMeLON
+from melon.strategies.melon.published import PublishedMeLON
 from melon.stream.history import RING, History
 from melon.testing import check_pairing
 from melon.testing.toys import toy_batches, toy_log
@@ -211,7 +211,7 @@ def test_as_a_recommender_it_learns_by_observing_and_a_failed_batch_leaves_no_tr
 
 def test_a_strategy_that_would_learn_or_solve_is_refused() -> None:
     with pytest.raises(SettingsError, match="'melon' has nothing to update: recommender 'ials' learns by observing"):
-        Updater(IALS(), NetworkMeLON())
+        Updater(IALS(), PublishedMeLON())
     report = check_pairing(partial(IALS, {"dim": 6}), Default)
     assert not report.applicable
 

@@ -192,7 +192,7 @@ class TestBackup:
                 log.forget(person).result()
             learn_all(learner)
             learner.save(wait=True)
-            wait_until(lambda: log._connection.execute("SELECT min(erased) FROM controls").get == 2)
+            wait_until(lambda: log._db._connection.execute("SELECT min(erased) FROM controls").get == 2)
             log.forget("waiting-4712").result()
             with pytest.raises(LogError, match="already"):
                 restore(tmp_path / "backup", live, replace=True)
@@ -203,7 +203,7 @@ class TestBackup:
         with EventLog(live, LOG) as log, Learner(settings(live, model)) as learner:
             learn_all(learner)
             learner.save(wait=True)
-            wait_until(lambda: log._connection.execute("SELECT min(erased) FROM controls").get == 2)
+            wait_until(lambda: log._db._connection.execute("SELECT min(erased) FROM controls").get == 2)
             known = learner.replay.model.users.rows(people)
             assert (known >= 0).tolist() == [False, False, False, True]
         content = b"".join(path.read_bytes() for path in live.rglob("*") if path.is_file())

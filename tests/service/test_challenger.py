@@ -23,6 +23,7 @@ from melon.learning.deltas import state_digest
 from melon.service.learner.challenger import Challenger, compared_by, run_challenger
 from melon.service.learner.loop import Learner
 from melon.service.learner.quality import PARTS, added
+from melon.service.learner.replaying import verify
 from melon.service.log.base import Event
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import EventLog
@@ -132,9 +133,19 @@ def test_it_runs_in_a_process_of_its_own_and_comes_back_when_killed(tmp_path: Pa
             os.kill(int(first), signal.SIGKILL)
             wait_until(lambda: lock.read_text().split()[:1] not in ([], [first]), 60.0)
             wait_until(lambda: client.quality("1h")["models"].get("other") == before, 60.0)
+        with Client(url, key=(tmp_path / "admin.token").read_text().strip(), deadline=60.0) as client:
+            served = client.status()["model"]["recommender"]
+            client.promote("other")
+            wait_until(lambda: client.status()["model"]["recommender"] == "bpr", 60.0)
+            client.record_many([{"user": event.user, "item": event.item} for event in stream(50, seed=4)])
+            wait_until(lambda: client.status()["challengers"].get("former", {}).get("lag") == 0, 120.0)
+            client.rollback()
+            wait_until(lambda: client.status()["model"]["recommender"] == served != "bpr", 60.0)
+            assert client.status()["alarms"] == []
     finally:
         process.terminate()
         assert process.wait(120) == 0
+    assert "the bytes are those that were recorded" in list(verify(tmp_path))[-1]
 
 
 def test_a_challenger_is_promoted_and_rolled_back_at_an_event(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def cut_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: int) -> Non
     monkeypatch.setattr("apsw.Connection", lambda name, **more: plain(name, vfs="forgetful", **more))
     log = EventLog(tmp_path / "log", ServeSettings(reserve_bytes=0))
     monkeypatch.undo()
-    log._connection.wal_autocheckpoint(6)  # so that cuts also hit checkpoints
+    log._db._connection.wal_autocheckpoint(6)  # so that cuts also hit checkpoints
     futures: list[Future[Appended]] = []
     for cut in range(cuts):
         for _ in range(rng.randrange(1, 5)):
@@ -310,7 +310,7 @@ def test_a_full_disk_loses_nothing_and_ends_by_itself(tmp_path: Path, small_disk
     events, some = stream(60_000), settings(folder, model, batch_most=256, negatives=0, keep_deltas_bytes=100_000)
     with EventLog(folder, ServeSettings(reserve_bytes=2 << 20)) as log, Learner(some) as learner:
         for file in (learner.feed, learner.book):  # on a disk this small
-            file._connection.wal_autocheckpoint(50)
+            file._db._connection.wal_autocheckpoint(50)
         thread = threading.Thread(target=learner.run, args=(stop,))
         thread.start()
         try:

@@ -490,6 +490,23 @@ class TestKeysAndLimits:
         (later.settings.folder / "keys.required").touch()  # as a service finds it that starts after the file was lost
         assert later.call("GET", "/v1/status").status == 401
 
+    def test_without_keys_administration_needs_the_token_of_the_services_user(self, service: Service) -> None:
+        folder = service.settings.folder
+        token = (folder / "admin.token").read_text().strip()
+        assert (folder / "admin.token").stat().st_mode & 0o077 == 0
+        assert service.call("GET", "/v1/status", Authorization="").status == 200
+        routes = [
+            ("GET", "/v1/users/u1/history"),
+            ("GET", "/v1/export"),
+            ("POST", "/v1/rollback"),
+            ("GET", "/v1/batches"),
+        ]
+        for method, path in routes:
+            for wrong in ("", "Bearer mk_local_0", f"Basic {token}"):
+                answer = service.call(method, path, Authorization=wrong)
+                assert (answer.status, answer.content["error"]["code"]) == (403, "token_needed"), path
+            assert service.call(method, path, Authorization=f"Bearer {token}").status in (200, 404)
+
     def test_without_keys_a_proxy_is_refused(self, service: Service) -> None:
         for header in ("X_Forwarded_For", "Forwarded", "Via", "X_Real_Ip"):
             assert service.call("GET", "/v1/status", **{header: "10.0.0.7"}).status == 403

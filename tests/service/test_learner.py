@@ -18,9 +18,9 @@ from melon.learning.deltas import state_digest
 from melon.learning.model import LiveModel, forget
 from melon.service.config import ServeSettings
 from melon.service.learner.fitting import Fitter
-from melon.service.learner.guard import ENOUGH, Alarms, Guard, Watch
+from melon.service.learner.guard import ENOUGH, Alarms, Guard, Promise, Watch, unknown_ids
 from melon.service.learner.loop import Learner, run_learner
-from melon.service.learner.quality import PARTS, between, shares
+from melon.service.learner.quality import PARTS, SQUARES, between, shares
 from melon.service.learner.replaying import verify
 from melon.service.learner.start import warm_up
 from melon.service.log.base import Event
@@ -223,7 +223,7 @@ def test_old_measurements_are_thinned_and_replays_stay_exact(tmp_path: Path) -> 
         learn_all(learner)
         book, last = learner.book, learner.book.last()
         assert last is not None
-        book._connection.execute("UPDATE steps SET done = 60 * number / 4.0")  # four steps in a minute
+        book._db._connection.execute("UPDATE steps SET done = 60 * number / 4.0")  # four steps in a minute
         book.thin(60 * 9.0)
         assert [step.number for step in book.after(0) if step.totals] == [
             3,
@@ -308,7 +308,7 @@ class TestGuard:
         assert Guard(20.0, past).judge({"moved": 19.0, "head": 39.0, "memory": 1e9}) is None
         assert Guard(0.0, past).judge({"moved": 1e9}) is None
 
-    def test_a_baseline_that_is_better_for_an_hour_and_a_loss_that_rises_are_alarms(self, tmp_path: Path) -> None:
+    def test_a_baseline_that_is_better_for_an_hour_is_an_alarm(self, tmp_path: Path) -> None:
         model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
         with EventLog(folder, LOG), Learner(settings(folder, model, quality_events=100)) as learner:
             texts: list[dict[str, str]] = []
@@ -320,11 +320,31 @@ class TestGuard:
             assert "worse than the model as it was deployed: HR@10 -0.125 (-0.1" in texts[-1]["quality frozen"]
             watch.quality({"frozen": {"organic": {"ranked": 500, "won@10": 60, "lost@10": 60}}})
             assert texts[-1] == {}
-            for rose in (True, True, False, True, None, True):
-                watch.loss(rose=rose)
-            assert len(texts) == 2
-            watch.loss(rose=True)
-            assert "higher loss" in texts[-1]["loss"]
+
+    def test_quality_below_the_selection_windows_is_an_alarm(self) -> None:
+        def counts(hits: float, gains: float, ranked: int = 4_000) -> dict[str, Any]:
+            one = {"ranked": ranked, "HR@5": hits * ranked, "NDCG@10": gains * ranked, SQUARES: gains * ranked}
+            return {"served": {"organic": one}, "lists": {"all": {"served": one}, "first": {"served": one}}}
+
+        assert Promise.of({}) is None
+        among, lists = (
+            Promise.of({"estimator": {"window_score": 0.8, "strategy": name}}) for name in ("melon", "auto")
+        )
+        assert among is not None
+        assert lists is not None
+        assert among.broken(counts(0.45, 0.35), 1_000) is None
+        assert "HR@5 + NDCG@10 is at most 0.6" in str(among.broken(counts(0.3, 0.3), 1_000))
+        assert among.broken(counts(0.3, 0.3, 900), 1_000) is None  # too few
+        assert lists.broken(counts(0.0, 0.75), 1_000) is None
+        assert "whole lists is at most 0.6" in str(lists.broken(counts(0.9, 0.6), 1_000))
+
+    def test_a_jump_in_unknown_ids_is_an_alarm(self) -> None:
+        past = {"events": 50_000, "cold": 1_000, "newcomers": 20_000}
+        assert unknown_ids({"events": 2_000, "cold": 50, "newcomers": 900}, past, 1_000) is None
+        assert "unknown items" in str(unknown_ids({"events": 2_000, "cold": 200, "newcomers": 900}, past, 1_000))
+        assert "unknown users" in str(unknown_ids({"events": 2_000, "cold": 40, "newcomers": 1_900}, past, 1_000))
+        assert unknown_ids({"events": 900, "cold": 900}, past, 1_000) is None
+        assert unknown_ids({"events": 2_000, "cold": 2_000}, {}, 1_000) is None
 
     def test_too_many_in_a_row_stop_learning_until_somebody_resumes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -378,7 +398,7 @@ class TestGuard:
                 assert learner.replay.model.users.rows(["u3"])[0] == -1
             assert not learner.step()  # and it waits again
             learner.save(wait=True)
-            wait_until(lambda: log._connection.execute("SELECT erased FROM controls").get == 2)
+            wait_until(lambda: log._db._connection.execute("SELECT erased FROM controls").get == 2)
 
     def test_one_busy_user_stops_nothing(self, tmp_path: Path) -> None:
         """Nine events in ten are of one user: without a bound, the guard quarantines one batch after another."""
@@ -715,12 +735,33 @@ def test_a_replica_that_falls_behind_or_finds_other_bytes_loads_a_checkpoint(tmp
         assert replica.reloads["gap"] == 1
         log.append(stream(30, seed=5))
         learn_all(learner)
-        learner.feed._connection.execute("UPDATE deltas SET content = zeroblob(40)")
+        learner.feed._rows("UPDATE deltas SET content = zeroblob(40)")
         replica.follow()
         assert replica.position.offset == 200
         learner.save(wait=True)
         replica.follow()
         assert replica.position == learner.position
+
+
+def test_a_replica_of_a_step_that_was_lost_takes_the_one_that_came_instead(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    with EventLog(folder, LOG) as log, Replica(folder) as replica:
+        log.append(stream(60))
+        with Learner(settings(folder, model, batch_most=40)) as learner:
+            learn_all(learner)
+            replica.load()
+            replica.follow()
+            lost = learner.position
+            learner.book._rows("DELETE FROM steps WHERE number = 2")  # as a power cut does: it was not synced
+            learner._saved_offset = lost.offset
+        log.append(stream(5, seed=5))
+        with Learner(settings(folder, model, batch_most=40)) as learner:
+            learn_all(learner)
+            assert (learner.position.batch, learner.position.offset) == (lost.batch, 65)
+            assert replica.position == lost
+            replica.follow()
+            replica.follow()
+            assert replica.position == learner.position
 
 
 def test_a_cold_service_fits_its_own_log_and_switches(tmp_path: Path) -> None:

@@ -112,8 +112,8 @@ def test_too_much_waiting_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     with EventLog(tmp_path, ServeSettings(reserve_bytes=1 << 16)) as log:
         log.append([event(number) for number in range(10)])
-        pages = log._connection.pragma("page_count")
-        log._connection.pragma("max_page_count", pages)
+        pages = log._db._connection.pragma("page_count")
+        log._db._connection.pragma("max_page_count", pages)
         accepted = 10
         with suppress(DiskFullError):
             for start in range(10, 100_000, 100):
@@ -122,7 +122,7 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
         wait_until(lambda: not log.writable)
         with pytest.raises(DiskFullError, match="make room"):
             log.append([event(999_999)])
-        log._connection.pragma("max_page_count", 1 << 30)
+        log._db._connection.pragma("max_page_count", 1 << 30)
         wait_until(lambda: log.writable)
         assert log.writable
         assert (tmp_path / "reserve").stat().st_size == 1 << 16

@@ -38,7 +38,7 @@ def test_info_and_verify(live: Path, run: Run) -> None:
     assert checked.code == 0
     assert "the bytes are those that were recorded" in checked.out
     with EventLog(live, LOG) as log:
-        log._put(lambda: log._connection.execute("UPDATE events SET item = 'i0' WHERE offset = 77"), 0).result()
+        log._put(lambda: log._db._connection.execute("UPDATE events SET item = 'i0' WHERE offset = 77"), 0).result()
     changed = run("log", "verify", live)
     assert changed.code == 1
     assert "gives other bytes than were recorded" in changed.err

@@ -419,6 +419,11 @@ class TestStartUp:
         assert run("keys", "revoke", key.split("_")[1], "--data", tmp_path).code == 0
         assert run("keys", "list", "--data", tmp_path).out == ""
         assert run("keys", "add", "--data", tmp_path, "--scope", "rule").code == 2
+        config, elsewhere = tmp_path / "melon.toml", tmp_path / "secrets" / "k.json"
+        elsewhere.parent.mkdir()
+        config.write_text(f'data = "{tmp_path}"\nkeys = "{elsewhere}"\n')
+        run("keys", "add", "--config", config, "--scope", "read")
+        assert json.loads(elsewhere.read_text())["keys"]
 
 
 def test_a_forgotten_person_leaves_no_trace_that_doctor_finds(start: Start, run: Run) -> None:

@@ -34,7 +34,7 @@ from melon.learning.updater import Updater
 from melon.strategies.base import Proposal, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy
-from melon.strategies.melon.strategy import NetworkMeLONI
+from melon.strategies.melon.published import PublishedMeLONI
 from melon.testing.pairing import state_of
 from melon.testing.toys import toy_batch, toy_batches
 from situations import assert_close, equal
@@ -170,7 +170,7 @@ class State(Battery):
             assert equal(copy.strategy.memory()[name], tensor), name
 
     def test_the_memory_of_another_strategy_is_refused(self) -> None:
-        other = NetworkMeLONI({}, seed=5)
+        other = PublishedMeLONI({}, seed=5)
         updater_of("bpr", other, toy_batches()[:2])
         strategy = self.made()
         updater_of("bpr", strategy, toy_batches()[:2])
@@ -200,7 +200,7 @@ class State(Battery):
         return str(refusal.value)
 
     def test_the_meta_training_of_others_is_refused(self) -> None:
-        other = updater_of("bpr", NetworkMeLONI({}, seed=5), toy_batches()[:2])
+        other = updater_of("bpr", PublishedMeLONI({}, seed=5), toy_batches()[:2])
         with pytest.raises(CheckpointError, match="meta"):
             updater_of("bpr", self.made()).take_over(other.meta_training())
 

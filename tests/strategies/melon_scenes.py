@@ -10,7 +10,7 @@ import torch
 from learned_scenes import KINDS, look_ahead_of, past_and_batch, recommender_of, tables_of, updater_of
 from torch import Tensor
 
-from melon.strategies.melon.strategy import NetworkMeLON, NetworkMeLONI, NetworkMeLONP, RateStrategy
+from melon.strategies.melon.published import PublishedMeLON, PublishedMeLONI, PublishedMeLONP, PublishedStrategy
 
 __all__ = [
     "FAMILY",
@@ -25,16 +25,16 @@ __all__ = [
     "tables_of",
     "updater_of",
 ]
-FAMILY = {"melon": NetworkMeLON, "melon_i": NetworkMeLONI, "melon_p": NetworkMeLONP}
+FAMILY = {"melon": PublishedMeLON, "melon_i": PublishedMeLONI, "melon_p": PublishedMeLONP}
 #: Small widths, so that a test sees every entry.
 SMALL = {"extended_width": 6, "interaction_width": 5, "role_width": 5}
 
 
-def strategy_of(name: str = "melon", seed: int = 5, **settings: Any) -> RateStrategy:
+def strategy_of(name: str = "melon", seed: int = 5, **settings: Any) -> PublishedStrategy:
     return FAMILY[name]({**SMALL, **settings}, seed=seed)
 
 
-def set_phi(strategy: RateStrategy, values: Mapping[str, float | Tensor], *, others: float | None = None) -> None:
+def set_phi(strategy: PublishedStrategy, values: Mapping[str, float | Tensor], *, others: float | None = None) -> None:
     """Give meta-parameters; with `others`, all the rest are that number."""
     with torch.no_grad():
         for name, value in strategy.parameters().items():
@@ -44,8 +44,7 @@ def set_phi(strategy: RateStrategy, values: Mapping[str, float | Tensor], *, oth
                 value.fill_(others)
 
 
-def constant_rates(strategy: RateStrategy, learning: float, forgetting_logit: float = 40.0) -> None:
+def constant_rates(strategy: PublishedStrategy, learning: float, forgetting_logit: float = 40.0) -> None:
     """Make every w the same number, and every f σ(forgetting_logit)."""
-    ratio = learning / strategy.settings.most_rate
-    logit = np.log(ratio / (1 - ratio))
+    logit = np.log(learning / (1 - learning))
     set_phi(strategy, {"head.bias": torch.tensor([[logit], [forgetting_logit]], dtype=torch.float64)}, others=0.0)

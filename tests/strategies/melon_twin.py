@@ -49,13 +49,7 @@ class Twin:
     theta: dict[str, Tensor]
     phi: dict[str, Tensor]
     events: list[tuple[int, int]]
-    reduction: str = "sum"
-    shared_reduction: str = "row_mean"
-    shared_scale: float = 0.1
     forgetting: bool = True
-    shared_forgetting: bool = False
-    layer_norm: bool = False
-    most_rate: float = 1.0
     slope: float = 0.01
     sees: tuple[str, ...] = ("interaction", "parameter")
 
@@ -97,9 +91,6 @@ class Twin:
         """4.4: h_x from the user and the item taken."""
         both = torch.cat([self.extended("user", user), self.extended("item", item)])
         hidden = self.phi["interaction.1"] @ both + self.phi["interaction.1.bias"]
-        if self.layer_norm:
-            hidden = (hidden - hidden.mean()) / torch.sqrt(hidden.var(unbiased=False) + 1e-5)
-            hidden = hidden * self.phi["interaction.1.scale"] + self.phi["interaction.1.shift"]
         return torch.relu(hidden)
 
     def rates(self, h_x: Tensor | None, loss: float, theta: float, gradient: float) -> tuple[Tensor, Tensor]:
@@ -113,7 +104,7 @@ class Twin:
             hidden = torch.relu(hidden)
             hidden = torch.relu(self.phi["role.2"] @ hidden + self.phi["role.2.bias"])
             logits = logits + self.phi["head.role"] @ hidden
-        return self.most_rate * torch.sigmoid(logits[0]), torch.sigmoid(logits[1])
+        return torch.sigmoid(logits[0]), torch.sigmoid(logits[1])
 
     def evidence(self, user: int, items: list[int]) -> tuple[float, dict[Row, Tensor]]:
         """L_x, and its gradient on every row that it touches; the user's bias has none and stays (4.9, row 25)."""
@@ -133,7 +124,7 @@ class Twin:
         return float(loss.detach()), touched
 
     def update(self, examples: list[tuple[int, list[int]]]) -> dict[str, Tensor]:
-        """3.0.5: θ'_m = f̄_m θ_m − scale · Σ_x w g, differentiable in φ."""
+        """3.0.5: θ'_m = f̄_m θ_m − Σ_x w g, differentiable in φ."""
         n = len(examples)
         evidence = [self.evidence(user, items) for user, items in examples]
         touches: dict[Row, list[int]] = {}
@@ -164,12 +155,9 @@ class Twin:
                         total = sum(gradient(x) for x in interactions)
                         w, kept = self.rates(None, mean_loss, theta, total / c)
                         step = w * total
-                    how = self.shared_reduction if shared else self.reduction
-                    scale = {"sum": 1.0, "row_mean": 1 / c, "mean": 1 / n, "sqrt": c**-0.5}[how]
-                    scale *= self.shared_scale if shared else 1.0
-                    if not (self.forgetting and (self.shared_forgetting or not shared)):
+                    if not self.forgetting:
                         kept = torch.ones((), dtype=torch.float64)
-                    new[table][line][column] = kept * theta - scale * step
+                    new[table][line][column] = kept * theta - step
         return {name: torch.stack([torch.stack(row) for row in rows]) for name, rows in new.items()}
 
     def meta_loss(self, provisional: dict[str, Tensor], examples: list[tuple[int, list[int]]]) -> Tensor:

@@ -11,8 +11,8 @@ from melon.learning.examples import Offered
 from melon.learning.updater import Updater
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
-from melon.strategies.melon import reference
-from melon.strategies.melon.strategy import NetworkMeLON
+from melon.strategies.melon import pairs as pair_function
+from melon.strategies.melon.published import PublishedMeLON
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.batch import Batch
 from melon.stream.history import History
@@ -95,7 +95,7 @@ class Golden:
         for name, table in recommender.tables.items():
             table.scatter(torch.arange(table.rows), self.table("recommender_before", name))
         sizes = {"interaction_width": numbers["meta_emb"], "extended_width": numbers["emb"]}
-        strategy = NetworkMeLON({**MELON_PRESETS["code"], **sizes})
+        strategy = PublishedMeLON({**MELON_PRESETS["code"], **sizes})
         history = History()
         edges = np.array(numbers["edges"])
         history.append(edges[:, 0], edges[:, 1])
@@ -115,10 +115,10 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 @pytest.mark.parametrize("pairs", [1 << 30, 64], ids=["in one go", "in chunks"])
 def test_one_step_of_the_published_code(golden: Golden, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "PAIRS_AT_ONCE", pairs)
+    monkeypatch.setattr(pair_function, "PAIRS_AT_ONCE", pairs)
     updater = golden.updater()
     strategy = updater.strategy
-    assert isinstance(strategy, NetworkMeLON)
+    assert isinstance(strategy, PublishedMeLON)
     seen: dict[str, object] = {}
     plain, look = strategy.meta_gradient, strategy.look_ahead
 

@@ -12,9 +12,8 @@ from melon.learning.updater import Updater
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
 from melon.strategies.base import Surroundings
-from melon.strategies.melon.interaction_model import InteractionModel, Side
-from melon.strategies.melon.pair_model import PairModel
-from melon.strategies.melon.settings import RateSettings
+from melon.strategies.melon.network import BIASES, SPREADS, InteractionModel, PairModel, PublishedSettings
+from melon.strategies.melon.pairs import rates
 from melon.strategies.parameters import Parameters, preprocess
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.history import History
@@ -52,139 +51,114 @@ class TestPreprocess:
         assert not any(part.requires_grad for part in preprocess(free))
 
 
-def pair_model(**settings: Any) -> tuple[PairModel, Parameters, RateSettings]:
-    chosen = RateSettings(**settings)
-    parameters = Parameters(3, DTYPE, chosen.init)
-    return PairModel(chosen, parameters, sees_interaction=True, sees_parameter=True), parameters, chosen
+FORMS = ("paper", "code")
+
+
+def pair_model(form: str) -> tuple[PairModel, Parameters]:
+    parameters = Parameters(3, DTYPE, "xavier")
+    return PairModel(PublishedSettings(form=form), parameters, sees_interaction=True, sees_parameter=True), parameters
 
 
 class TestHeads:
-    @pytest.mark.parametrize("preset", MELON_PRESETS)
-    def test_rates_are_between_0_and_1_for_any_gradient(self, preset: str) -> None:
-        pairs, _, _ = pair_model(**MELON_PRESETS[preset])
-        gradient = torch.tensor([[0.0, 1e6, -1e6, 1e-30, 1e-5, -0.5]], dtype=DTYPE).expand(4, -1)
-        losses = torch.tensor([0.0, 1e-12, 0.7, 1e6], dtype=DTYPE)
-        terms = pairs.unit_terms(losses, torch.rand((4, 20), dtype=DTYPE))
+    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_rates_are_between_0_and_1_for_any_gradient(self, form: str, dtype: torch.dtype) -> None:
+        parameters = Parameters(3, dtype, "normal")
+        pairs = PairModel(PublishedSettings(form=form), parameters, sees_interaction=True, sees_parameter=True)
+        gradient = torch.tensor([[0.0, 1e6, -1e6, 1e-30, 1e-5, -0.5]], dtype=dtype).expand(4, -1)
+        losses = torch.tensor([0.0, 1e-12, 0.7, 1e6], dtype=dtype)
+        network = pairs.network(losses, torch.rand((4, 20), dtype=dtype))
         for theta in (torch.zeros_like(gradient), torch.full_like(gradient, 30.0)):
-            found = pairs.rates(theta, gradient, terms)
-            for rates in (found.learning, found.forgetting):
-                assert rates.shape == gradient.shape
-                assert bool(((rates > 0) & (rates < 1)).all())
+            found = rates(theta, gradient, network)
+            assert found.shape == (2, *gradient.shape)
+            assert bool(((found > 0) & (found < 1)).all())
 
-    def test_most_rate_bounds_the_learning_rate_only(self) -> None:
-        pairs, parameters, _ = pair_model(most_rate=0.2)
-        with torch.no_grad():
-            parameters["head.bias"].fill_(50.0)
-        found = pairs.rates(torch.zeros(1, 2, dtype=DTYPE), torch.ones(1, 2, dtype=DTYPE), _terms(pairs))
-        assert torch.allclose(found.learning, torch.full((1, 2), 0.2, dtype=DTYPE))
-        assert torch.allclose(found.forgetting, torch.ones(1, 2, dtype=DTYPE))
-
-    @pytest.mark.parametrize("theta_feature", [True, False])
-    def test_the_affine_path_is_the_explicit_layer_and_head(self, theta_feature: bool) -> None:
+    def test_the_affine_path_is_the_explicit_layer_and_head(self) -> None:
         """4.11, test 9: Linear(4→20) without activation, then the head, on [h_x ; h_{x,m}]."""
-        pairs, phi, chosen = pair_model(role="linear", theta_feature=theta_feature)
+        pairs, phi = pair_model("code")
         generator = torch.Generator().manual_seed(0)
         theta, gradient = (torch.randn(3, 7, generator=generator, dtype=DTYPE) for _ in range(2))
         losses, h_x = (
             torch.rand(3, generator=generator, dtype=DTYPE),
             torch.rand(3, 20, generator=generator, dtype=DTYPE),
         )
-        found = pairs.rates(theta, gradient * 1e-3, pairs.unit_terms(losses, h_x))
+        found = rates(theta, gradient * 1e-3, pairs.network(losses, h_x)).detach()
         for x in range(3):
             for m in range(7):
                 features = [*preprocess(losses[x]), *preprocess(gradient[x, m] * 1e-3)]
-                features += [theta[x, m]] if theta_feature else []
                 role = phi["role.1"] @ torch.stack(features) + phi["role.1.bias"]
                 logits = phi["head.interaction"] @ h_x[x] + phi["head.role"] @ role + phi["head.bias"][:, 0]
-                wanted = torch.sigmoid(logits)
-                assert float(found.learning[x, m].detach()) == pytest.approx(float(wanted[0].detach()), rel=1e-12)
-                assert float(found.forgetting[x, m].detach()) == pytest.approx(float(wanted[1].detach()), rel=1e-12)
-        assert chosen.role == "linear"
+                torch.testing.assert_close(found[:, x, m], torch.sigmoid(logits).detach(), rtol=1e-12, atol=0)
 
 
-def _terms(pairs: PairModel) -> Any:
-    return pairs.unit_terms(torch.ones(1, dtype=DTYPE), torch.zeros(1, 20, dtype=DTYPE))
-
-
-def interaction_model(**settings: Any) -> tuple[InteractionModel, Parameters]:
-    chosen = RateSettings(extended_width=5, interaction_width=4, **settings)
-    parameters = Parameters(3, DTYPE, "xavier")
+def interaction_model(form: str = "paper", **settings: Any) -> InteractionModel:
+    chosen = PublishedSettings(form=form, extended_width=5, interaction_width=4, **settings)
     specs = {spec.name: spec for spec in recommender_of("bpr").specs}
-    return InteractionModel(specs, chosen, parameters, seed=3), parameters
+    return InteractionModel(specs, chosen, Parameters(3, DTYPE, "xavier"), seed=3)
 
 
-def side(partners: torch.Tensor, there: torch.Tensor) -> Side:
+def extended(model: InteractionModel, partners: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
     nodes = torch.randn(len(partners), 4, generator=torch.Generator().manual_seed(1), dtype=DTYPE)
-    return Side(nodes, partners, there)
-
-
-ROWS = torch.arange(2)
+    return model.extend("user", nodes, partners, there)
 
 
 class TestAttention:
-    def represented(self, model: InteractionModel, users: Side, items: Side) -> torch.Tensor:
-        return model.represent(users, items, ROWS, ROWS)
-
-    @pytest.mark.parametrize("extended", ["joint", "split"])
-    @pytest.mark.parametrize("norm", ["none", "layer", "batch"])
-    def test_without_partners_the_sum_is_empty(self, extended: str, norm: str) -> None:
+    @pytest.mark.parametrize("form", FORMS)
+    def test_without_partners_the_sum_is_empty(self, form: str) -> None:
         """4.3: z = 0, whatever stands in the places of partners that are not there."""
-        model, _ = interaction_model(extended=extended, norm=norm)
-        nobody = torch.zeros(2, 3, dtype=torch.bool)
-        junk = side(torch.full((2, 3, 4), 1e3, dtype=DTYPE), nobody)
-        nothing = side(torch.zeros(2, 0, 4, dtype=DTYPE), nobody[:, :0])
-        zero = side(torch.zeros(2, 3, 4, dtype=DTYPE), ~nobody)
-        found = self.represented(model, junk, junk)
+        model, nobody = interaction_model(form), torch.zeros(2, 3, dtype=torch.bool)
+        found = extended(model, torch.full((2, 3, 4), 1e3, dtype=DTYPE), nobody)
         assert torch.isfinite(found).all()
-        assert equal(found, self.represented(model, nothing, nothing))
-        torch.testing.assert_close(found, self.represented(model, zero, zero))
+        assert equal(found, extended(model, torch.zeros(2, 0, 4, dtype=DTYPE), nobody[:, :0]))
+        torch.testing.assert_close(found, extended(model, torch.zeros(2, 3, 4, dtype=DTYPE), ~nobody))
 
     def test_the_order_of_partners_plays_no_part(self) -> None:
-        model, _ = interaction_model(norm="none")
+        model = interaction_model()
         partners = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(2), dtype=DTYPE)
         there = torch.tensor([[True] * 5, [True, True, True, False, False]])
         order = torch.tensor([3, 0, 4, 2, 1])
-        straight, mixed = side(partners, there), side(partners[:, order], there[:, order])
-        torch.testing.assert_close(
-            self.represented(model, straight, straight), self.represented(model, mixed, mixed), rtol=1e-12, atol=1e-14
-        )
+        mixed = extended(model, partners[:, order], there[:, order])
+        torch.testing.assert_close(extended(model, partners, there), mixed, rtol=1e-12, atol=1e-14)
 
     def test_a_partner_met_twice_weighs_more(self) -> None:
         """4.2: repeated interactions are parallel edges."""
-        model, _ = interaction_model(norm="none")
+        model = interaction_model()
         partners = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(2), dtype=DTYPE)
-        there = torch.ones(2, 2, dtype=torch.bool)
-        once = side(partners, there)
-        twice = side(torch.cat([partners, partners[:, :1]], 1), torch.ones(2, 3, dtype=torch.bool))
-        same = side(torch.cat([partners, partners], 1), torch.ones(2, 4, dtype=torch.bool))
-        assert not torch.allclose(self.represented(model, once, once), self.represented(model, twice, twice))
-        torch.testing.assert_close(self.represented(model, once, once), self.represented(model, same, same))
+        once = extended(model, partners, torch.ones(2, 2, dtype=torch.bool))
+        twice = extended(model, torch.cat([partners, partners[:, :1]], 1), torch.ones(2, 3, dtype=torch.bool))
+        same = extended(model, torch.cat([partners, partners], 1), torch.ones(2, 4, dtype=torch.bool))
+        assert not torch.allclose(once, twice)
+        torch.testing.assert_close(once, same)
 
-    def test_partners_come_from_the_past_and_share_one_draw(self) -> None:
+    def test_partners_come_from_the_past_and_share_one_draw(self, monkeypatch: pytest.MonkeyPatch) -> None:
         recommender = recommender_of("bpr")
         recommender.grow(3, np.arange(3), 30, np.arange(30))
         history = History()
         history.append(np.zeros(20, dtype=np.int64), np.arange(20))
         around = Surroundings(history, 0, np.arange(3), np.arange(30), recommender.tables)
-        model, _ = interaction_model(neighbours=6)
-        users = torch.tensor([0, 1])
-        one, other = (model.side("user", users.numpy(), around) for _ in range(2))
-        assert one.there.sum(1).tolist() == [6, 0]
-        assert equal(one.partners, other.partners)
+        model, met = interaction_model(neighbours=6), list[Any]()
+        plain = model.extend
+        monkeypatch.setattr(model, "extend", lambda *given: met.append(given) or plain(*given))
+        one, other = (model.units(np.array([0, 1, 0]), np.array([2, 2, 2]), around) for _ in range(2))
+        assert equal(one, other)
+        assert equal(one[0], one[2])
+        _, _, partners, there = next(given for given in met if given[0] == "user")
+        assert there.sum(1).tolist() == [6, 0]
         rows = recommender.tables["item_factors"].everything()
-        found = {int((rows == partner).all(1).nonzero()[0, 0]) for partner in one.partners[0]}
+        found = {int((rows == partner.numpy()).all(1).nonzero()[0][0]) for partner in partners[0]}
         assert len(found) == 6
         assert found <= set(range(20))
 
     def test_one_unit_does_not_depend_on_the_others(self) -> None:
-        """4.9, row 6: with layer norm or none, a batch of one gives what the whole batch gives."""
-        partners, there = torch.randn(2, 3, 4, dtype=DTYPE), torch.ones(2, 3, dtype=torch.bool)
-        both = side(partners, there)
-        first = Side(both.nodes[:1], both.partners[:1], both.there[:1])
-        for norm in ("none", "layer"):
-            model, _ = interaction_model(norm=norm)
-            alone = model.represent(first, first, ROWS[:1], ROWS[:1])
-            torch.testing.assert_close(alone, self.represented(model, both, both)[:1], rtol=1e-12, atol=1e-14)
+        """4.9, row 6: without a norm, a batch of one gives what the whole batch gives."""
+        recommender, history = recommender_of("bpr"), History()
+        recommender.grow(3, np.arange(3), 30, np.arange(30))
+        history.append(np.zeros(20, dtype=np.int64), np.arange(20))
+        around = Surroundings(history, 0, np.arange(3), np.arange(30), recommender.tables)
+        model = interaction_model()
+        both = model.units(np.array([0, 1]), np.array([2, 5]), around)
+        alone = model.units(np.array([0]), np.array([2]), around)
+        torch.testing.assert_close(alone, both[:1], rtol=1e-12, atol=1e-14)
 
 
 class TestInitialValues:
@@ -209,21 +183,21 @@ class TestInitialValues:
         for name, table in recommender.tables.items():
             assert equal(table.state()["values"], before[name])
 
-    @pytest.mark.parametrize("preset", MELON_PRESETS)
+    @pytest.mark.parametrize("preset", FORMS)
     @pytest.mark.parametrize("name", FAMILY)
     @pytest.mark.parametrize("kind", KINDS)
     def test_rates_start_where_the_settings_say(self, kind: str, name: str, preset: str) -> None:
         strategy = FAMILY[name](MELON_PRESETS[preset])
         updater = updater_of(kind, strategy)
-        settings = strategy.settings
-        rates = updater.learning_rates(toy_batches()[0])
-        raw = rates.raw if rates.raw is not None else rates.rows
-        low, high = (settings.rate_bias + sign * (settings.spread + 0.3) for sign in (-1, 1))
-        assert float(raw.min()) > settings.most_rate / (1 + math.exp(-low))
-        assert float(raw.max()) < settings.most_rate / (1 + math.exp(-high))
-        forget = float(strategy.parameters()["head.bias"][1, 0].detach())
-        assert abs(forget - settings.forget_bias) <= settings.spread + 1e-12
-        assert 1 / (1 + math.exp(-forget)) > 0.98
+        rate, forget = SPREADS[:, 0] if preset == "code" else (0.0, 0.0)
+        found = updater.learning_rates(toy_batches()[0])
+        raw = found.raw if found.raw is not None else found.rows
+        low, high = (BIASES[0, 0] + sign * (rate + 0.3) for sign in (-1, 1))
+        assert float(raw.min()) > 1 / (1 + math.exp(-low))
+        assert float(raw.max()) < 1 / (1 + math.exp(-high))
+        bias = float(strategy.parameters()["head.bias"][1, 0].detach())
+        assert abs(bias - BIASES[1, 0]) <= forget + 1e-12
+        assert 1 / (1 + math.exp(-bias)) > 0.98
 
     def test_the_authors_architecture_has_their_number_of_meta_parameters(self) -> None:
         """4.1: 36,542 scalars for BPR, 53,182 for NCF, with the prediction vector's 2 × 1 head biases."""

@@ -17,7 +17,7 @@ from melon.models.bpr import BPR
 from melon.models.evidence import RowGradient
 from melon.strategies.base import Strategy
 from melon.strategies.default import Default
-from melon.strategies.melon import strategy as network
+from melon.strategies.melon.published import PublishedStrategy
 from melon.strategies.melon.rates import INPUTS, KNOTS, RateParameters, Roles
 from melon.strategies.melon.stream import MeLON, MeLONI, MeLONP
 from melon.strategies.melon.touch_rates import touch_rates
@@ -131,19 +131,16 @@ class TestForms:
     def test_a_preset_chooses_the_form(self, name: str) -> None:
         entry = STRATEGIES[name]
         assert isinstance(entry.load()(entry.preset("default")), StreamTrainedStrategy)
-        for preset in ("network", "paper", "code"):
+        for preset in ("paper", "code"):
             made = entry.load()(entry.preset(preset), seed=3)
-            assert isinstance(made, network.RateStrategy)
+            assert isinstance(made, PublishedStrategy)
             assert (made.name, made.seed) == (name, 3)
         assert space_of(name).axes.keys() == {"lr", "half_life"}
         assert space_of(entry.load()) is space_of(name)
 
     def test_a_setting_of_the_other_form_says_how_to_get_there(self) -> None:
-        with pytest.raises(SettingsError, match="most_rate is a setting of its network form; choose preset ="):
-            MeLON({"most_rate": 0.6})
-
-    def test_the_published_presets_name_their_form(self) -> None:
-        assert all(MELON_PRESETS[name]["form"] == "network" for name in ("network", "paper", "code"))
+        with pytest.raises(SettingsError, match="role_width is a setting of its published form; choose preset = paper"):
+            MeLON({"role_width": 6})
 
     def test_inputs_are_a_list_of_words(self) -> None:
         assert MeLON({"inputs": "age, loss,age"}).settings.inputs == ("age", "loss")

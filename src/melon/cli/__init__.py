@@ -9,7 +9,7 @@ import typer
 
 from melon.cli.data import data
 from melon.cli.experiments import bench, demo, report, reproduce
-from melon.cli.log import log, promote, rollback
+from melon.cli.log import bridge, log, promote, rollback
 from melon.cli.models import evaluate, explain, learn, pretrain, recommend, similar
 from melon.cli.options import Commands, epilog
 from melon.cli.serve import backup, doctor, keys, restore, serve
@@ -23,7 +23,7 @@ app = Commands(
     pretty_exceptions_enable=False,
 )
 _COMMANDS = (pretrain, recommend, similar, learn, evaluate, bench, report, explain, reproduce, demo)
-for _command in (*_COMMANDS, serve, promote, rollback, doctor, backup, restore):
+for _command in (*_COMMANDS, serve, promote, rollback, doctor, backup, restore, bridge):
     app.command(epilog=epilog(_command.__name__))(_command)
 for _name, _group in (("data", data), ("keys", keys), ("log", log)):
     app.add_typer(_group, name=_name)

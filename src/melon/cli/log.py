@@ -14,7 +14,11 @@ log = Commands(
     help="Look at the log of a service, check it, replay it, and bring events out and in.", no_args_is_help=True
 )
 
-Folder = Annotated[Path, typer.Argument(help="The folder of the service: its log, batches and checkpoints.")]
+Folder = Annotated[
+    str,
+    typer.Argument(help="The folder of the service, or the address of its database (postgresql://…)."),
+]
+Running = Annotated[Path, typer.Argument(help="The folder of a service that runs on this machine.")]
 KeyOption = Annotated[
     str | None, typer.Option(envvar="MELON_KEY", help="A key of the service that runs there, if it has keys.")
 ]
@@ -24,8 +28,9 @@ KeyOption = Annotated[
 def log_info(folder: Folder, json: AsJson = False) -> None:
     """Say what is in a log, how far the learner is, and what it ran on; a running service is not disturbed."""
     from melon.service.learner.replaying import describe
+    from melon.service.log.files import Place
 
-    about = describe(folder)
+    about = describe(Place.of(folder))
     if json:
         import json as encoder
 
@@ -41,8 +46,9 @@ def log_info(folder: Folder, json: AsJson = False) -> None:
 def log_verify(folder: Folder) -> None:
     """Check files, order, boundaries and checkpoints, and replay everything: the bytes must be those recorded."""
     from melon.service.learner.replaying import verify
+    from melon.service.log.files import Place
 
-    for line in verify(folder):
+    for line in verify(Place.of(folder)):
         typer.echo(line)
 
 
@@ -63,17 +69,18 @@ def log_replay(
     from melon.service.learner.replaying import replay
     from melon.service.log.events import LogReader
     from melon.service.log.exchange import typed
+    from melon.service.log.files import Place
     from melon.strategies.registry import STRATEGIES
 
     require_writable(out / "model")
     if strategy is not None:
         STRATEGIES[strategy]  # an unknown name is refused before anything is spent
-    with LogReader(folder) as reader:
+    with LogReader(Place.of(folder)) as reader:
         users = [typed(user, reader) for user in without or ()]
     offset = int(to) if to is not None and to.isdigit() else None
     replayed = replay(
-        folder, offset=offset, moment=None if to is None or offset is not None else _moment(to), without=users,
-        strategy=strategy,
+        Place.of(folder), offset=offset, moment=None if to is None or offset is not None else _moment(to),
+        without=users, strategy=strategy,
     )  # fmt: skip
     replayed.model.save(out, replayed.extra)
     exact = "the bytes are those that were recorded" if replayed.exact else "a past that was not"
@@ -91,8 +98,9 @@ def log_export(
     from melon.atomic import replacing
     from melon.service.log.events import LogReader
     from melon.service.log.exchange import exported
+    from melon.service.log.files import Place
 
-    with LogReader(folder) as reader:
+    with LogReader(Place.of(folder)) as reader:
         lines = exported(reader, first, reader.last()[0] if to is None else to)
         if out is None:
             sys.stdout.writelines(f"{line}\n" for line in lines)
@@ -134,6 +142,7 @@ def log_import(
     from melon.service.importing import Reading, describes, events_of, import_described
     from melon.service.log.events import EventLog
     from melon.service.log.exchange import imported, kinds_of, over_http
+    from melon.service.log.files import Place
 
     columns = dict(text.partition("=")[::2] for text in column or ())
     for role, named in columns.items():
@@ -142,9 +151,9 @@ def log_import(
     if time_unit not in ("s", "ms", "us", "ns"):
         raise SettingsError(f"--time-unit {time_unit} is none of s, ms, us, ns.")
     uses = read_settings(None, {"learn": learn, "hide": hide, "store": store}).uses()
-    reading = Reading(name or source.name, uses, columns, event_type, time_unit, kinds_of(folder))
+    reading = Reading(name or source.name, uses, columns, event_type, time_unit, kinds_of(Place.of(folder)))
     try:
-        with EventLog(folder) as opened:
+        with EventLog(Place.of(folder)) as opened:
             if kind := describes(source):
                 typer.echo(f"{import_described(opened, source, kind)} {kind}s stored")
                 return
@@ -156,12 +165,29 @@ def log_import(
             raise SettingsError(
                 f"{source} describes {kind}s; stop the service on {held.url} first, or POST them to /api/{kind}s."
             ) from None
-        with Client(held.url, key=_key(key, folder)) as client:
+        with Client(held.url, key=_key(key, Place.of(folder).folder)) as client:
             done = imported(over_http(client), events_of(source, reading))
     typer.echo(
         f"{done.accepted} events appended up to offset {done.offset}, {done.duplicates} were known already, "
         f"{done.conflicting} have the id of another event and were left out"
     )
+
+
+@log.command("copy")
+def log_copy(
+    folder: Folder,
+    target: Annotated[str, typer.Argument(help="An empty folder, or a database (postgresql://…?schema=NAME).")],
+) -> None:
+    """Copy a service that does not run: from a folder into a database, or back. Keys are not copied."""
+    from melon.errors import require_serving
+
+    require_serving("melon log copy")
+    from melon.service.log.exchange import copied
+    from melon.service.log.files import Place
+
+    place = Place.of(target)
+    events, steps = copied(Place.of(folder), place)
+    typer.echo(f"copied {events} events and {steps} steps to {place}; check with melon log verify")
 
 
 @log.command("forget")
@@ -176,22 +202,23 @@ def log_forget(
     from melon.errors import HeldError
     from melon.service.log.events import EventLog, LogReader
     from melon.service.log.exchange import typed
+    from melon.service.log.files import Place
 
-    with LogReader(folder) as reader:
+    with LogReader(Place.of(folder)) as reader:
         named = typed(user, reader)
     try:
-        with EventLog(folder) as opened:
+        with EventLog(Place.of(folder)) as opened:
             offset, when = opened.forget(named).result(), "when the learner next runs"
     except HeldError as held:
         if held.url is None:
             raise
-        with Client(held.url, key=_key(key, folder)) as client:
+        with Client(held.url, key=_key(key, Place.of(folder).folder)) as client:
             offset, when = client.forget(named)["offset"], f"by the service on {held.url}"
     typer.echo(f"{user} will be forgotten at offset {offset}, {when}")
 
 
 def promote(
-    name: Annotated[str, typer.Argument(help="The challenger's name.")], folder: Folder, key: KeyOption = None
+    name: Annotated[str, typer.Argument(help="The challenger's name.")], folder: Running, key: KeyOption = None
 ) -> None:
     """Have a challenger served from this place in the log on; what was served goes on learning for a rollback."""
     from melon.client import Client
@@ -201,7 +228,7 @@ def promote(
         typer.echo(f"{name} is served from offset {client.promote(name)['offset']} on, once the learner is there")
 
 
-def rollback(folder: Folder, key: KeyOption = None) -> None:
+def rollback(folder: Running, key: KeyOption = None) -> None:
     """Have the model served again that was served before the last promotion; it has learned everything since."""
     from melon.client import Client
     from melon.service.log.files import address_of
@@ -229,3 +256,43 @@ def _moment(text: str) -> float:
     except ValueError:
         raise SettingsError(f"--to {text!r} is neither an offset nor a time such as 2026-11-16T18:05:00Z.") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def bridge(
+    source: Annotated[
+        str, typer.Argument(help="nats://HOST:PORT/STREAM, tls://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC.")
+    ],
+    service: Annotated[str, typer.Argument(help="The address of the service, such as http://127.0.0.1:8000.")],
+    key: Annotated[
+        str | None, typer.Option(envvar="MELON_KEY", help="A key of the service with the scope write, if it has keys.")
+    ] = None,
+    group: Annotated[
+        str, typer.Option(help="The durable consumer (NATS) or consumer group (Kafka) that remembers how far it is.")
+    ] = "melon",
+    drain: Annotated[bool, typer.Option("--drain", help="End when nothing waits any more.")] = False,
+) -> None:
+    """Take events from a NATS JetStream or a Kafka topic to a service, each exactly once.
+
+    A message is a JSON object as POST /v1/interactions takes it; its place in the source is its event_id. It is
+    acknowledged after the service has synced it, so what is delivered again is known. A message that is no event is
+    named and left out. NATS is tested against the real server, which is killed; Kafka against librdkafka's mock broker
+    only.
+    """
+    import logging
+    import signal
+
+    from melon.client import Client
+    from melon.service.bridge import Bridge, read_source
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    wanted = read_source(source)
+    with Client(service, key=key, deadline=5.0) as client:
+        running = Bridge(wanted, client, group, drain)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: running.stopping.set())
+        running.run()
+    typer.echo(
+        f"{wanted.shown}: {running.accepted} events appended, {running.known} were known already, "
+        f"{running.refused} were left out"
+    )

@@ -54,7 +54,7 @@ def evaluate(
     from melon.fitting.auto import why_auto
     from melon.fitting.config import config_text
     from melon.fitting.live_batches import live_batch_line
-    from melon.lab.result_page import result_page
+    from melon.lab.page import result_page
     from melon.lab.terminal import show_result
     from melon.progress import say
 

@@ -30,7 +30,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "data synthetic": ("melon data synthetic news --events 20000 --out stream.parquet",),
     "evaluate": (
         "melon evaluate stream.parquet --json result.json --html result.html",
-        "melon evaluate stream.parquet --recommender bpr --strategy melon --set most_rate=0.6",
+        "melon evaluate stream.parquet --recommender bpr --strategy melon --set lr=0.5",
         "melon evaluate stream.parquet --recommender bpr --strategy eals --budget 40 --save-config tuned.toml",
     ),
     "bench": (
@@ -58,6 +58,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "log export": ("melon log export model.live --out events.ndjson",),
     "log import": ("melon log import model.live events.ndjson",),
+    "log copy": ("melon log copy model.live 'postgresql://melon@db.example/melon'",),
     "log forget": ("melon log forget model.live ann",),
     "demo": ("melon demo --out demo",),
     "serve": (

@@ -22,6 +22,15 @@ Data = Annotated[
 ]
 
 
+LogAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="postgresql://…",
+        help="A database for the log, shared by processes on any machine. An address with a password belongs into "
+        "the environment (MELON_SERVE_LOG) or a file: others can see a command line.",
+        rich_help_panel=_WHERE,
+    ),
+]
 Host = Annotated[
     str | None,
     typer.Option(
@@ -45,6 +54,7 @@ def serve(
     model: MaybeModel = None,
     config: Config = None,
     data: Data = None,
+    log: LogAddress = None,
     host: Host = None,
     port: Port = None,
     learn: Learn = None,
@@ -87,8 +97,8 @@ def serve(
     require_serving("melon serve")
     from melon.service.config import read_settings
 
-    named = {"model": model, "data": data, "host": host, "port": port, "learn": learn, "hide": hide, "store": store}
-    named |= {"gorse": gorse or None, "segment": segment or None}
+    named = {"model": model, "data": data, "log": log, "host": host, "port": port}
+    named |= {"learn": learn, "hide": hide, "store": store, "gorse": gorse or None, "segment": segment or None}
     named["challengers"] = ",".join(challenger) if challenger else None
     named["split"] = ",".join(split) if split else None
     settings = read_settings(config, {**_assigned(assignments), **{k: v for k, v in named.items() if v is not None}})
@@ -126,6 +136,7 @@ def doctor(
     model: MaybeModel = None,
     config: Config = None,
     data: Data = None,
+    log: LogAddress = None,
     forgotten: Annotated[str | None, typer.Option(help="Look for this user's id in every file of the service.")] = None,
     json: AsJson = False,
 ) -> None:
@@ -136,7 +147,7 @@ def doctor(
     from melon.service.config import read_settings
     from melon.service.doctor import examine
 
-    findings = examine(read_settings(config, {"model": model, "data": data}), forgotten)
+    findings = examine(read_settings(config, {"model": model, "data": data, "log": log}), forgotten)
     if json:
         import json as text
 
@@ -199,20 +210,21 @@ def restore(
 def keys_add(
     scope: Annotated[list[str], typer.Option(help="read, write or admin. Repeatable.")],
     data: Data = None,
+    log: LogAddress = None,
     config: Config = None,
     days: Annotated[float | None, typer.Option(help="The key ends after this many days. (default: never)")] = None,
     note: Annotated[str, typer.Option(help="What the key is for.")] = "",
 ) -> None:
     """Make a key and print it; only its digest is stored, so it is shown once."""
-    typer.echo(_keys(config, data).add(scope, days=days, note=note)[0])
+    typer.echo(_keys(config, data, log).add(scope, days=days, note=note)[0])
 
 
 @keys.command("list")
-def keys_list(data: Data = None, config: Config = None) -> None:
+def keys_list(data: Data = None, log: LogAddress = None, config: Config = None) -> None:
     """List keys: id, scopes, end and note."""
     import datetime
 
-    for key in _keys(config, data).read().values():
+    for key in _keys(config, data, log).read().values():
         end = "never" if key.expires is None else f"{datetime.datetime.fromtimestamp(key.expires, datetime.UTC):%F}"
         typer.echo(f"{key.id}  {','.join(key.scopes):16}  ends {end}  {key.note}".rstrip())
 
@@ -221,13 +233,14 @@ def keys_list(data: Data = None, config: Config = None) -> None:
 def keys_revoke(
     key: Annotated[str, typer.Argument(help="The key's id, the part between the two underscores.")],
     data: Data = None,
+    log: LogAddress = None,
     config: Config = None,
 ) -> None:
     """Remove a key; a running service refuses it within a second."""
-    _keys(config, data).revoke(key)
+    _keys(config, data, log).revoke(key)
 
 
-def _keys(config: Path | None, data: Path | None) -> Any:
+def _keys(config: Path | None, data: Path | None, log: str | None) -> Any:
     """The file of keys of the service that these settings are of."""
     from melon.errors import SettingsError, require_serving
 
@@ -235,9 +248,9 @@ def _keys(config: Path | None, data: Path | None) -> Any:
     from melon.service.config import read_settings
     from melon.service.keys import keys_of
 
-    settings = read_settings(config, {"data": data})
-    if settings.keys is None and settings.data is None and settings.model is None:
-        raise SettingsError("which service? Give --data FOLDER, or --config FILE with its settings.")
+    settings = read_settings(config, {"data": data, "log": log})
+    if settings.keys is None and settings.log is None and settings.data is None and settings.model is None:
+        raise SettingsError("which service? Give --data FOLDER, --log ADDRESS, or --config FILE with its settings.")
     return keys_of(settings)
 
 

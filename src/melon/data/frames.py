@@ -17,12 +17,11 @@ import polars as pl
 
 from melon.data.ids import (
     MOST_EXACT_FLOAT,
+    IdBook,
     Ids,
-    codes_of,
     first_beyond_64_bits,
     rows_by_first_appearance,
     rows_from_codes,
-    whole_float,
 )
 from melon.data.interactions import Interactions
 from melon.data.raw import times as notations
@@ -181,16 +180,12 @@ def _shown(value: Any) -> str:
 def _numbered(column: Column, role: str) -> tuple[Ints, Ids]:
     if isinstance(column, pl.Series) and column.dtype == pl.Object:
         column = column.to_list()
+    if isinstance(column, pl.Series) and column.dtype == pl.Binary and bool((column.bin.size() == 16).all()):
+        column = [uuid.UUID(bytes=one) for one in column]  # UUIDs of Arrow
     if isinstance(column, list):
-        column = _one_kind(column, role)
-    if isinstance(column, list):
-        # UUIDs: numbered by their texts, returned as they came.
-        rows, positions = rows_from_codes(*codes_of(pl.Series([one.hex for one in column])))
-        ids = np.empty(len(positions), dtype=object)
-        ids[:] = [column[position] for position in positions.tolist()]
-        return rows, ids
-    if column.dtype == pl.Binary and bool((column.bin.size() == 16).all()):  # UUIDs of Arrow
-        return _numbered([uuid.UUID(bytes=one) for one in column], role)
+        book = IdBook(role)
+        rows = book.rows(column, add=True)
+        return rows, book.ids(range(len(book)))
     if column.dtype in (pl.Categorical, pl.Enum):
         column = column.cast(pl.String)
     if column.dtype.is_float():
@@ -213,37 +208,6 @@ def _whole_numbers(column: pl.Series, role: str) -> pl.Series:
             f"event {row} has the {role} {column[row]!r}, which is no whole number; ids are integers, texts or UUIDs."
         )
     return column.cast(pl.Int64)
-
-
-def _one_kind(values: list[Any], role: str) -> Column:
-    if any(issubclass(one, _FLOATS) for one in set(map(type, values))):
-        values = [whole_float(float(value)) if isinstance(value, _FLOATS) else value for value in values]
-    kinds = {_kind(one) for one in {type(value): value for value in values}.values()}
-    if None in kinds or len(kinds) > 1:
-        expected = _kind(values[0])
-        odd = next((n for n, value in enumerate(values) if _kind(value) is None or _kind(value) != expected), 0)
-        raise DataError(
-            f"{role} ids must be all integers, all texts or all UUIDs, but event {odd} has {values[odd]!r} "
-            f"({type(values[odd]).__name__}) where the first is {values[0]!r} ({type(values[0]).__name__})."
-        )
-    if kinds == {"uuid"}:
-        return values
-    try:
-        return pl.Series(values, dtype=pl.Int64 if kinds == {"integer"} else pl.String)
-    except (OverflowError, TypeError, UnicodeError, pl.exceptions.PolarsError) as error:
-        raise DataError(
-            f"a {role} id cannot be read ({first_line(error)}); give very large numbers as texts."
-        ) from error
-
-
-def _kind(value: Any) -> str | None:
-    if isinstance(value, bool | np.bool_):
-        return None
-    if isinstance(value, int | np.integer):
-        return "integer"
-    if isinstance(value, str):
-        return "text"
-    return "uuid" if isinstance(value, uuid.UUID) else None
 
 
 def _time_series(times: Column) -> pl.Series:

@@ -28,6 +28,14 @@ class Comparison:
     seed_error: float | None
     p_value: float
 
+    def __str__(self) -> str:
+        by_user, by_item = (f"{low:+.3f} … {high:+.3f}" for low, high in (self.by_user, self.by_item))
+        return f"{self.difference:+.3f} (95 % interval {by_user} by user, {by_item} by item; p = {self.p_value:.3f})"
+
+    def _repr_html_(self) -> str:
+        """The same, for notebooks."""
+        return f"<p>{self}</p>"
+
     def turned(self) -> Comparison:
         """Theirs minus ours."""
         (low, high), (item_low, item_high) = self.by_user, self.by_item

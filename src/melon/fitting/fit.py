@@ -265,6 +265,8 @@ class Fitted:
     model: LiveModel
     choices: dict[str, Plain]
     notes: tuple[str, ...]
+    #: The score on the selection window with which the strategy's settings were chosen; None where none were.
+    score: float | None = None
 
 
 def fit(
@@ -300,7 +302,7 @@ def fit(
     if fitting.epochs is not None:
         pretraining["epochs"] = fitting.epochs
     settings_by_name = {PRETRAINING: pretraining, plan.strategy_name: updater.strategy.settings.plain()}
-    return Fitted(model, settings_by_name, tuple(fitting.notes))
+    return Fitted(model, settings_by_name, tuple(fitting.notes), choices[plan.strategy_name]["score"])
 
 
 def without_trials(settings: Plain) -> Plain:

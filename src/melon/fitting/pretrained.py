@@ -31,7 +31,7 @@ ReportText = Callable[[str], None]
 #: What a strategy has learned of learning (`Updater.meta-training`).
 MetaParameters = dict[str, AnyArray]
 #: What was computed of one log, by name: its history, and the streaming state of a recommender after it.
-LogStates = dict[tuple[str, int], Any]
+LogStates = dict[tuple[str, str], Any]
 #: The tables of a recommender, by name and part.
 TableArrays = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
@@ -97,12 +97,12 @@ class PretrainedState:
     def after(self, log: Interactions) -> tuple[Recommender, History]:
         """A recommender with the trained rows that has observed a log, and the history of it.
 
-        Shared streaming state is kept for one log, by its length: all copies are about one stream.
+        Shared streaming state is kept for one log, by its fingerprint.
         """
         recommender = self.copy()
         if self._lived is not None:
             return recommender, self._lived
-        key = f"{self._plan.recommender_name} {sorted(self._plan.recommender_settings.items())}", len(log)
+        key = f"{self._plan.recommender_name} {sorted(self._plan.recommender_settings.items())}", log.sha256
         if self._observed is None:
             history = History()
             live_through(recommender, history, log)
@@ -125,7 +125,7 @@ class PretrainedState:
         return recommender, self._history(log)
 
     def _history(self, log: Interactions) -> History:
-        states, key = self._known(log), ("history", len(log))
+        states, key = self._known(log), ("history", log.sha256)
         if key not in states:
             states[key] = History()
             states[key].expect(log)
@@ -136,7 +136,7 @@ class PretrainedState:
     def _known(self, log: Interactions) -> LogStates:
         """What is known of this log; one log is enough, and may be large."""
         states: LogStates = {} if self._observed is None else self._observed
-        for key in [key for key in states if key[1] != len(log)]:
+        for key in [key for key in states if key[1] != log.sha256]:
             del states[key]
         return states
 

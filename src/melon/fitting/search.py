@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
@@ -91,33 +92,26 @@ class Choice:
 
 
 class Search:
-    """Proposes points of a space round by round; what it proposes depends on the reported trials alone.
+    """Proposes points of a space one by one; what it proposes depends on the reported trials alone.
 
-    A round has `together` points at most. Axes in `fixed` are not searched.
+    Axes in `fixed` are not searched.
     """
 
-    def __init__(self, space: Space, fixed: Mapping[str, Any] | None = None, together: int = 1) -> None:
-        self.fixed, self.together = dict(fixed or {}), together
+    def __init__(self, space: Space, fixed: Mapping[str, Any] | None = None) -> None:
+        self.fixed = dict(fixed or {})
         self.axes = {name: values for name, values in space.axes.items() if name not in self.fixed}
         self.trials: list[Trial] = []
         points = [{name: start.get(name, values[0]) for name, values in self.axes.items()} for start in space.starts]
         self.starts = tuple(point for place, point in enumerate(points) if point not in points[:place])
 
-    def ask(self) -> list[Plain]:
-        """The next round: start points that were not tried, else new points beside the best trial, then beside the
-        second best, and so on; nothing where the whole space was tried.
+    def ask(self) -> Plain | None:
+        """The next point: a start that was not tried, else one beside the best trial, then beside the second best, and
+        so on; None where the whole space was tried.
         """
         tried = [{name: trial.settings[name] for name in self.axes} for trial in self.trials]
-        points = [point for point in self.starts if point not in tried][: self.together]
-        if points:
-            return points
         ranked = sorted(self.trials, key=lambda trial: -_worth(trial))
-        for point in (point for trial in ranked for point in neighbours(trial.settings, self.axes)):
-            if point not in tried and point not in points:
-                points.append(point)
-            if len(points) == self.together:
-                break
-        return points
+        beside = (point for trial in ranked for point in neighbours(trial.settings, self.axes))
+        return next((point for point in chain(self.starts, beside) if point not in tried), None)
 
     def tell(self, trial: Trial) -> None:
         """Take a trial into account; its settings are a point that was asked for, with what is fixed."""
@@ -144,9 +138,9 @@ class Search:
         ahead = Search(Space(self.axes, self.starts))
         ahead.trials = list(self.trials)
         points: list[Plain] = []
-        while len(points) < count and (point := ahead.ask()):
-            points.append(point[0])
-            ahead.tell(Trial(point[0], None))
+        while len(points) < count and (point := ahead.ask()) is not None:
+            points.append(point)
+            ahead.tell(Trial(point, None))
         return points
 
 
@@ -170,7 +164,7 @@ def search(
     walk, workers, budget = Search(space, fixed), workers or Workers(), max(budget, 1)
     begun: dict[str, tuple[Pending[Trial], Plain, Curve | None]] = {}
     try:
-        while points := walk.ask():
+        while (asked := walk.ask()) is not None:
             if len(walk.trials) >= budget or (walk.trials and enough()):
                 break
             for point in walk.looked_ahead(min(workers.count, budget - len(walk.trials))):
@@ -178,7 +172,7 @@ def search(
                     opponent = walk.opponent(point)
                     work = workers.begin(partial(judge, {**point, **walk.fixed}, opponent))
                     begun[repr(point)] = work, point, opponent
-            trial = begun.pop(repr(points[0]))[0].result()
+            trial = begun.pop(repr(asked))[0].result()
             walk.tell(trial)
             on_trial(trial, budget)
             for name, (work, point, opponent) in list(begun.items()):

@@ -9,12 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 F0, F1, HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
-SMALL = np.float32(4.5399929762484854e-05)  # e^-10: where the preprocessing of docs/methods.md 4.5 changes over
-E_TO_10 = np.float32(22026.465794806718)
-EPSILON = np.float32(1e-8)
-TENTH = np.float32(0.1)
-NORM_EPSILON = np.float32(1e-5)
-LOWEST = np.float32(-3e38)
 
 ROOT_HALF = np.float32(0.70710678)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)

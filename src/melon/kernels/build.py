@@ -68,14 +68,14 @@ def exact_part(function: CompiledFunction) -> CompiledFunction:
     return _decorated(function, EXACT)
 
 
-def compiled(name: str, width: int = 0) -> SimpleNamespace:
+def compiled(name: str) -> SimpleNamespace:
     """The entries of a kernel module by name, from disk, where the first process on this machine puts them.
 
     Where the cache folder cannot be used (read-only, full, a broken file), a temporary one serves this process.
     """
     kernels, home = MODULES[name], cache_folder()
     with _one_writer:
-        text = kernels.text(width)
+        text = kernels.text()
     try:
         home.mkdir(parents=True, exist_ok=True)
         file = _written(home, name, kernels, text)
@@ -83,7 +83,7 @@ def compiled(name: str, width: int = 0) -> SimpleNamespace:
             entries = _entries(kernels, file)
     except Exception as problem:  # any error of the folder: try a fresh one
         entries = _entries(kernels, _written(_temporary_folder(home, problem), name, kernels, text))
-    return SimpleNamespace(width=width, **entries)
+    return SimpleNamespace(**entries)
 
 
 def cache_folder() -> Path:
@@ -166,7 +166,7 @@ def _written(home: Path, name: str, kernels: KernelModule, text: str) -> Path:
 
 @contextmanager
 def _one_process_at_a_time(file: Path) -> Iterator[None]:
-    """Let one process compile a file, so that the others find its work; other widths and versions do not wait."""
+    """Let one process compile a file, so that the others find its work; other versions do not wait."""
     with file.with_suffix(".lock").open("w") as lock:
         with suppress(ImportError):  # where there are no such locks, two processes may do the same work
             import fcntl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -22,7 +21,7 @@ from melon.kernels import (
     quantised,
     stream,
 )
-from melon.kernels.melon import attention, layout, online, rates, rows, shared, tiles
+from melon.kernels.melon import online, pairs, rates
 from melon.kernels.meta_training import backward, forms, forward
 from melon.kernels.types import Signature
 
@@ -33,7 +32,7 @@ class KernelModule:
 
     `modules` stand in the order in which they build on each other, and `signatures` are those of the functions that are
     called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order.
-    `layout` holds constants that depend on a width. What `takes` long to compile says so.
+    What `takes` long to compile says so.
     """
 
     title: str
@@ -41,15 +40,11 @@ class KernelModule:
     signatures: dict[str, Signature]
     also: dict[str, Signature] = field(default_factory=dict)
     exact: bool = False
-    layout: ModuleType | None = None
     takes: str = ""
 
-    def text(self, width: int = 0, *, plain: bool = False) -> str:
+    def text(self, *, plain: bool = False) -> str:
         """All kernels as one module, for numba or, if `plain`, for Python itself."""
-        title, entries = f"{self.title}, {width} units" if width else self.title, tuple(self.signatures)
-        sized = None if self.layout is None else generator.sized(self.layout, width)
-        sizes = ("", {}) if sized is None else (ast.unparse(sized), generator.numbers(sized))
-        return generator.written(title, self.modules, entries, *sizes, exact=self.exact, plain=plain)
+        return generator.written(self.title, self.modules, tuple(self.signatures), exact=self.exact, plain=plain)
 
 
 MODULES = {
@@ -78,11 +73,5 @@ MODULES = {
         {**blend_head.SIGNATURES, **blend_inputs.SIGNATURES},
     ),
     "profiles": KernelModule("the kernels of profiles", (profiles,), profiles.SIGNATURES),
-    "melon": KernelModule(
-        "the pair kernel of MeLON",
-        (arithmetic, tiles, rows, shared, attention),
-        {**rows.SIGNATURES, **shared.SIGNATURES, **attention.SIGNATURES},
-        layout=layout,
-        takes="about half a minute",
-    ),
+    "pairs": KernelModule("the kernels of MeLON as published", (arithmetic, pairs), pairs.SIGNATURES),
 }

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
@@ -25,8 +25,6 @@ from melon.errors import SettingsError
 VARIABLE, CHOICES = "MELON_KERNEL", ("numba", "python")
 _RENAMED = {"auto": "numba", "torch": "python"}
 
-#: A kernel module by its name, or by its name and width.
-KernelName = str | tuple[str, int]
 #: The kernels of a module, each an attribute.
 Kernels = SimpleNamespace
 logger = logging.getLogger("melon")
@@ -40,39 +38,37 @@ _SCALARS: dict[Any, Callable[[Any], Any]] = {
     "boolean": bool,
 }
 
-_compiled: dict[tuple[str, int], Kernels] = {}
-_plain: dict[tuple[str, int], Kernels] = {}
+_compiled: dict[str, Kernels] = {}
+_plain: dict[str, Kernels] = {}
 #: Why a module is not compiled.
-_failed: dict[tuple[str, int], str] = {}
+_failed: dict[str, str] = {}
 _reported: set[str] = set()
-_locks: defaultdict[tuple[str, int], threading.Lock] = defaultdict(threading.Lock)
+_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
 @overload
-def load(name: str, width: int = 0) -> Kernels: ...
+def load(name: str) -> Kernels: ...
 
 
 @overload
-def load(name: str, width: int = 0, *, dtype: object) -> Kernels | None: ...
+def load(name: str, *, dtype: object) -> Kernels | None: ...
 
 
-def load(name: str, width: int = 0, *, dtype: object = None) -> Kernels | None:
+def load(name: str, *, dtype: object = None) -> Kernels | None:
     """The kernels of a module, compiled now unless they are ready; None for numbers other than float32."""
     if dtype is not None and str(dtype).removeprefix("torch.") != "float32":
         return None
-    key = name, width
     ready = _compiled if os.environ.get(VARIABLE, "") in {"", "numba"} else _plain
-    return ready.get(key) or _prepared(key)
+    return ready.get(name) or _prepared(name)
 
 
-def warm_up(*names: KernelName, in_background: bool = False) -> threading.Thread | None:
+def warm_up(*names: str, in_background: bool = False) -> threading.Thread | None:
     """Have kernel modules ready before they are needed: now, or by a background thread, which is returned."""
-    keys = [each if isinstance(each, tuple) else (each, 0) for each in names]
     _choice()
     if not in_background:
-        _prepare(keys)
+        _prepare(names)
         return None
-    thread = threading.Thread(target=_prepare, args=(keys,), name="melon-kernel-warm-up", daemon=True)
+    thread = threading.Thread(target=_prepare, args=(names,), name="melon-kernel-warm-up", daemon=True)
     thread.start()
     return thread
 
@@ -97,28 +93,28 @@ def _choice() -> str:
     return choice
 
 
-def _prepare(keys: list[tuple[str, int]]) -> None:
-    for key in keys:
-        _prepared(key)
+def _prepare(names: Sequence[str]) -> None:
+    for name in names:
+        _prepared(name)
 
 
-def _prepared(key: tuple[str, int]) -> Kernels:
+def _prepared(name: str) -> Kernels:
     """Kernels that are compiled or read from disk once for each process; plain ones where that fails."""
     choice = _choice()
-    with _locks[key]:
-        if choice == "numba" and key not in _compiled and key not in _failed:
+    with _locks[name]:
+        if choice == "numba" and name not in _compiled and name not in _failed:
             try:
                 from melon.kernels import build
 
-                _compiled[key] = build.compiled(*key)
+                _compiled[name] = build.compiled(name)
             except Exception as problem:  # numba fails in many ways: no wheel, no compiler for the CPU, no memory
-                _failed[key] = f"{type(problem).__name__}: {problem}"
-        if choice == "numba" and key in _compiled:
-            return _compiled[key]
-        if key not in _plain:
-            _plain[key] = _as_python(*key)
-    _report(_failed[key] if choice == "numba" else f"{VARIABLE}=python")
-    return _plain[key]
+                _failed[name] = f"{type(problem).__name__}: {problem}"
+        if choice == "numba" and name in _compiled:
+            return _compiled[name]
+        if name not in _plain:
+            _plain[name] = _as_python(name)
+    _report(_failed[name] if choice == "numba" else f"{VARIABLE}=python")
+    return _plain[name]
 
 
 def _report(reason: str) -> None:
@@ -127,15 +123,15 @@ def _report(reason: str) -> None:
         logger.warning("kernels run as plain Python, about a thousand times slower (%s)", reason)
 
 
-def _as_python(name: str, width: int) -> Kernels:
+def _as_python(name: str) -> Kernels:
     from melon.kernels.modules import MODULES
 
     kernels = MODULES[name]
-    loader = _TextLoader(kernels.text(width, plain=True))
-    module = module_from_spec(ModuleSpec(f"melon_{name}_{width}", loader))
+    loader = _TextLoader(kernels.text(plain=True))
+    module = module_from_spec(ModuleSpec(f"melon_{name}", loader))
     loader.exec_module(module)
     entries = {each: _with_types(getattr(module, each), signature) for each, signature in kernels.signatures.items()}
-    return SimpleNamespace(width=width, **entries)
+    return SimpleNamespace(**entries)
 
 
 class _TextLoader(InspectLoader):

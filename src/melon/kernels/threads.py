@@ -1,8 +1,6 @@
 """Blocks of work on as many cores as kernels may use; they run without the interpreter's lock.
 
-The number is melon's own, and each thread that calls kernels has its own. PyTorch follows it where it is loaded. Around
-kernels, a step of a strategy is many small operations that PyTorch is slower at with several threads than with one: so
-a strategy that has kernels works with `kernels_first`.
+The number is melon's own, and each thread that calls kernels has its own. PyTorch follows it where it is loaded.
 """
 
 from __future__ import annotations
@@ -14,11 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import pairwise
 from typing import TypeVar
-
-#: Pieces that each thread gets at most. A thread that is done takes the next one, so that few wait at the end.
-PIECES = 8
 
 _count: ContextVar[int | None] = ContextVar("threads of kernels", default=None)
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -60,22 +54,6 @@ def torch_follows() -> None:
         torch.set_num_threads(count)
 
 
-@contextmanager
-def kernels_first() -> Iterator[None]:
-    """Leave PyTorch one thread, for as long as this lasts: the others are for kernels."""
-    import torch
-
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def allowed() -> int:
     """How many threads a kernel may use."""
     return _count.get() or _all()
@@ -89,31 +67,6 @@ def cores() -> int:
 def _all() -> int:
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     return int(chosen) if chosen.isdecimal() and int(chosen) > 0 else cores()
-
-
-def spread(blocks: int, work: Callable[[tuple[int, int]], None]) -> None:
-    """Call `work` with ranges of blocks until all are done. What a block computes depends on no other.
-
-    The caller works too: little work is done before another thread has woken up, and then nobody waits for it.
-    """
-    threads = min(allowed(), blocks)
-    if threads <= 1:
-        work((0, blocks))
-        return
-    left = pieces_of(blocks, threads)  # its `next` holds the interpreter's lock
-
-    def take() -> None:
-        for piece in left:
-            work(piece)
-
-    helpers = [_pool(threads - 1).submit(take) for _ in range(threads - 1)]
-    try:
-        take()
-    finally:
-        begun = [helper for helper in helpers if not helper.cancel()]
-        wait(begun)
-    for helper in begun:
-        helper.result()  # raises what it met
 
 
 def ahead(work: Callable[[_Value], _Output], inputs: Iterable[_Value], helpers: int | None = None) -> Iterator[_Output]:
@@ -137,12 +90,6 @@ def ahead(work: Callable[[_Value], _Output], inputs: Iterable[_Value], helpers: 
         for late in coming:
             late.cancel()
         wait(coming)
-
-
-def pieces_of(blocks: int, threads: int) -> Iterator[tuple[int, int]]:
-    """The ranges of blocks that threads take one by one."""
-    pieces = min(threads * PIECES, blocks)
-    return pairwise([blocks * piece // pieces for piece in range(pieces + 1)])
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from melon.data.files import load_stream
 from melon.errors import SettingsError, require_plots
 from melon.evaluation.labels import INK, LINE, SOFT, color
 from melon.lab.comparisons import Compared, trailing_mean
-from melon.lab.page import Drawing
 from melon.learning.model import LiveModel
 from melon.learning.rate_matrix import BatchRates, explain_batch
 from melon.stream.split import BATCH_SIZE
@@ -48,6 +47,25 @@ _STYLE: Any = {
 _DASHES = {"frozen": (1, 1.5), "popularity": (4, 1.5, 1, 1.5), "recent_popularity": (4, 1.5)}
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that is drawn when a form of it is first needed; the same input is the same bytes."""
+
+    save: Callable[[Literal["svg", "png"]], bytes]
+    figure: Callable[[], Any]
+
+    @cached_property
+    def svg(self) -> str:
+        """As an element that can stand in a page."""
+        text = self.save("svg").decode()
+        return text[text.index("<svg") :]
+
+    @cached_property
+    def png(self) -> bytes:
+        """As pixels."""
+        return self.save("png")
+
+
 def drawn(name: str, height: float, draw: Any, width: float = WIDTH) -> Drawing:
     """A figure that `draw` fills when it is needed."""
 
@@ -70,46 +88,6 @@ def drawn(name: str, height: float, draw: Any, width: float = WIDTH) -> Drawing:
         return content.getvalue()
 
     return Drawing(save, figure)
-
-
-def trend(name: str, curves: Mapping[str, Floats], labels: Labels, width: int, strong: str) -> Drawing:
-    """NDCG@10 batch by batch: the raw line faint, its trailing mean on top, one method boldest.
-
-    The axis fits the methods that learn; a baseline that lies below them all is named as such and does not stretch it.
-    """
-    means = {method: trailing_mean(values, width) for method, values in curves.items()}
-    solid = [mean for method, mean in means.items() if method not in _DASHES]
-    low, high = (float(end) for end in (np.nanmin(solid), np.nanmax(list(means.values()))))
-    low = max(low - 0.12 * max(high - low, 0.02), 0.0)
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        batches = np.arange(1, len(next(iter(curves.values()))) + 1)
-        for place, (method, values) in enumerate(curves.items()):
-            own, dashes = color(method).light, _DASHES.get(method)
-            below = bool(np.nanmax(means[method]) < low)
-            axes.plot(batches, values, color=own, alpha=0.22, linewidth=0.7, zorder=1)
-            (line,) = axes.plot(
-                batches,
-                means[method],
-                color=own,
-                linewidth=2.4 if method == strong else 1.3,
-                label=f"{labels[method]}: below {low:.2f}" if below else labels[method],
-                zorder=50 if method == strong else 10 + place,
-            )
-            if dashes:
-                line.set_dashes(dashes)
-        axes.set_ylim(low, high + 0.12 * max(high - low, 0.02))
-        axes.set_xlabel("online batch")
-        axes.set_ylabel("NDCG@10")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(axis="y", linewidth=0.6)
-        axes.margins(x=0.01)
-        figure.legend(loc="outside lower center", ncols=across, handlelength=1.8, columnspacing=1.4)
-
-    longest = max(len(labels[method]) for method in curves) + len(": below 0.00")
-    across = 3 if longest <= 22 else 2 if longest <= 38 else 1  # as many columns as the figure is wide enough for
-    return drawn(name, 2.7 + 0.16 * -(-len(curves) // across), draw)
 
 
 def forest(name: str, compared: Mapping[str, Compared], labels: Labels, reference: str) -> Drawing:
@@ -217,8 +195,13 @@ class StoryLine:
     weight: Literal["bold", "plain", "thin"] = "plain"
 
 
-def story(name: str, lines: Sequence[StoryLine], width: int, thin_label: str) -> Drawing:
-    """HR@5 over time with labels at the lines' ends; thin lines share one label."""
+def story(
+    name: str, lines: Sequence[StoryLine], width: int, thin_label: str, metric: str = "HR@5", *, from_zero: bool = True
+) -> Drawing:
+    """A metric over time with labels at the lines' ends; thin lines share one label.
+
+    Without `from_zero` the axis fits the methods that learn; a baseline that lies below them all leaves it.
+    """
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -237,16 +220,17 @@ def story(name: str, lines: Sequence[StoryLine], width: int, thin_label: str) ->
                 ends.append((_last(values), line.label, own, line.weight == "bold"))
         if thin:
             ends.append((float(np.mean([_last(values) for values in thin])), thin_label, SOFT.light, False))
-        axes.set_xlim(1, batches[-1])
-        axes.set_ylim(bottom=0)
+        axes.set_xlim(1, max(batches[-1], 2))
+        solid = [trailing_mean(line.values, width) for line in lines if line.method not in _DASHES]
+        least, most = (float(end(solid)) for end in (np.nanmin, np.nanmax)) if solid else (0.0, 1.0)
+        axes.set_ylim(bottom=0 if from_zero else max(least - 0.12 * max(most - least, 0.02), 0.0))
         low, high = axes.get_ylim()
-        places = _spread([(value - low) / (high - low) for value, *_ in ends], 0.068)
-        for place, (value, text, own, bold) in zip(places, ends, strict=True):
-            target = (1.025, place)
+        shares = [max((value - low) / (high - low), 0.0) for value, *_ in ends]
+        for share, place, (value, text, own, bold) in zip(shares, _spread(shares, 0.068), ends, strict=True):
             axes.annotate(
-                text,
-                (1, (value - low) / (high - low)),
-                target,
+                text if value >= low else f"{text} (below)",
+                (1, share),
+                (1.025, place),
                 xycoords="axes fraction",
                 textcoords="axes fraction",
                 color=own,
@@ -257,7 +241,7 @@ def story(name: str, lines: Sequence[StoryLine], width: int, thin_label: str) ->
                 arrowprops={"arrowstyle": "-", "color": own, "lw": 0.6, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
             )
         axes.set_xlabel("online batch")
-        axes.set_ylabel("HR@5")
+        axes.set_ylabel(metric)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(axis="y", linewidth=0.6)
 

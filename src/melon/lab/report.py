@@ -44,7 +44,7 @@ from melon.lab.comparisons import (
     table_of,
     trailing_width,
 )
-from melon.lab.figures import cost, forest, rates, trend
+from melon.lab.figures import StoryLine, cost, forest, rates, story
 from melon.lab.page import Block, Bullets, Code, Document, Figure, Figures, Fold, Part, Prose, Section, html_page
 from melon.learning.rate_matrix import BatchRates
 from melon.progress import counted
@@ -175,6 +175,8 @@ _MARKS: Mapping[str, Mark] = {
     "worse": "bad",
     "no significant difference": "open",
 }
+#: More methods than this are thin lines, except the baselines and the best.
+_MOST_LINES = 6
 #: More comparisons than this stand below each other in the overview.
 _MOST_ACROSS = 4
 _RULES = (
@@ -455,9 +457,18 @@ def over_time(bench: Bench) -> Section | None:
     for comparison in _with_strategies(bench):
         curves = {method: curve(comparison, method) for method in comparison.methods}
         width, best = trailing_width(len(comparison.first["batches"])), best_strategy(comparison)
-        caption = f"{where(comparison)}: NDCG@10 per online batch, and its mean over the last {width} batches"
         name, labels = f"trend-{slug(comparison)}", {method: comparison.label(method) for method in comparison.methods}
-        figures.append(Figure(name, trend(name, curves, labels, width, best), caption))
+        crowd = [m for m in comparison.methods if len(comparison.methods) > _MOST_LINES and m not in (best, *BASELINES)]
+        lines = [
+            StoryLine(
+                m, label(m).partition(" (")[0], curves[m], "bold" if m == best else "thin" if m in crowd else "plain"
+            )
+            for m in comparison.methods
+        ]
+        drawing = story(name, lines, width, f"{len(crowd)} others", SECOND_METRIC, from_zero=False)
+        thin = f". Thin: {', '.join(labels[m] for m in crowd)}" if crowd else ""
+        caption = f"{where(comparison)}: NDCG@10 per online batch, the mean over the last {width} batches{thin}"
+        figures.append(Figure(name, drawing, caption))
         shares = on_top(curves)
         summaries.append(_time_lead(comparison, shares, curves, best))
         for method in comparison.methods:

@@ -119,8 +119,6 @@ def load(
     *,
     recommender: RecommenderFactory | None = None,
     strategy: StrategyFactory | None = None,
-    expect_recommender: str | None = None,
-    expect_strategy: str | None = None,
 ) -> SavedUpdater:
     """The state that `save` wrote, every byte of it verified.
 
@@ -130,13 +128,8 @@ def load(
     source = Path(folder)
     with locked(source, exclusive=False):
         manifest = read_manifest(source)
-        for kind, expected, factory in (
-            ("recommender", expect_recommender, recommender),
-            ("strategy", expect_strategy, strategy),
-        ):
-            name = getattr(manifest, kind).name
-            _expect(source, kind, name, expected)
-            _expect(source, kind, name, getattr(factory, "name", None))
+        for kind, factory in (("recommender", recommender), ("strategy", strategy)):
+            _expect(source, kind, getattr(manifest, kind).name, getattr(factory, "name", None))
         try:
             return _restore(source, manifest, recommender, strategy)
         except OSError as error:

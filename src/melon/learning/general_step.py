@@ -98,7 +98,7 @@ class GeneralStep:
         """
         extended = self._gatherer.extended(compact, last)
         # Rows of the last interactions that the batch does not touch cannot reach its loss: exact, and cheaper.
-        looking_back = self._gatherer.situation(extended, last, reach=compact, beside=situation)
+        looking_back = self._gatherer.situation(extended, last, reach=compact)
 
         def meta_loss(values: Mapping[str, Tensor]) -> Tensor:
             return self._model.losses_once(values, situation.examples).mean()
@@ -172,14 +172,8 @@ class Gatherer:
         """Those rows first, and then what another batch touches beside them."""
         return Compact(_with_rest(first.users, offered.users), _with_rest(first.items, offered.items))
 
-    def situation(
-        self, compact: Compact, offered: Offered, reach: Compact | None = None, beside: Situation | None = None
-    ) -> Situation:
-        """A batch on a compact copy that holds its rows; `reach` says how far from the front the next loss can see.
-
-        `beside` is a situation of the same step whose compact rows are the first ones here: what is looked up around
-        one of them serves the other.
-        """
+    def situation(self, compact: Compact, offered: Offered, reach: Compact | None = None) -> Situation:
+        """A batch on a compact copy that holds its rows; `reach` says how far from the front the next loss can see."""
         tables = self._recommender.tables
         examples = Examples(
             torch.from_numpy(self._user_places.of(offered.users, compact.users)),
@@ -199,7 +193,6 @@ class Gatherer:
             compact.items,
             tables,
             {name: table.idle(compact.rows(table)) for name, table in tables.items() if table.half_life is not None},
-            {} if beside is None or beside.around is None else beside.around.notes,
         )
         reached = None if reach is None else {"user": len(reach.users), "item": len(reach.items)}
         return Situation(self._specs, examples, values, state, evidence, around, reached)

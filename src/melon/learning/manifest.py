@@ -17,8 +17,7 @@ from melon.learning.tensorfiles import tensor_file
 from melon.stream.saved import MOST, require
 from melon.tables import TableSpec
 
-#: Format 2 has no digest and is read without that check.
-FORMAT, VERSION, READABLE = "melon-checkpoint", 3, (2, 3)
+FORMAT, VERSION = "melon-checkpoint", 3
 MANIFEST = "manifest.json"
 
 _Size = Annotated[int, Field(ge=0, le=MOST)]
@@ -33,7 +32,7 @@ class _RecommenderFields(_Strict):
     settings: dict[str, Any]
     loss: str
     seed: int
-    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    dtype: Literal["float32", "float64"]
 
 
 class _StrategyFields(_Strict):
@@ -79,7 +78,7 @@ class Manifest(_Strict):
     state: _StateFields
     files: dict[str, _Size]
     extra: dict[str, Any]
-    digest: str | None = None
+    digest: str
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -96,12 +95,11 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by melon; point to a folder that `save` made.")
     version = values.get("version")
-    if version not in READABLE or isinstance(version, bool):
+    if version != VERSION or isinstance(version, bool):
         newer = isinstance(version, int) and version > VERSION
         way_out = "upgrade melon to read it" if newer else "save the model again with this version of melon"
         raise CheckpointError(
-            f"{folder} has checkpoint format {version!r}, and this melon ({__version__}) reads "
-            f"{' and '.join(map(str, READABLE))}; {way_out}."
+            f"{folder} has checkpoint format {version!r}, and this melon ({__version__}) reads {VERSION}; {way_out}."
         )
     try:
         manifest = Manifest.model_validate(values)
@@ -109,7 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "it is nested too deep"}
         place = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"{path} is damaged: {place}: {first['msg']}.") from None
-    if version > 2 and manifest.digest != digest_of(values):
+    if manifest.digest != digest_of(values):
         raise CheckpointError(
             f"{path} is damaged: it has changed since it was written. Copy the whole folder again, or save the model "
             "again."

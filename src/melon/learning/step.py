@@ -84,8 +84,7 @@ class StepMaker:
         plain = self._plain(offered, batch) if offered.pool <= self._recommender.rows_of("item") else None
         if plain is not None:
             return plain
-        with self._strategy.at_work():
-            return self.propose(offered, self._offers.last(batch), batch, undo)
+        return self.propose(offered, self._offers.last(batch), batch, undo)
 
     def propose(self, offered: Offered, last: Offered | None, batch: Batch, undo: ExitStack) -> ComputedStep:
         """The step for interactions whose negatives are given; learned strategies look ahead from `last` first."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from melon.errors import require_torch
+from melon.errors import LearningError, require_torch
 from melon.kernels import policy
 from melon.kernels.factor import StoredRows
 from melon.models.base import Context, Recommender, RecommenderSettings, SummedSteps
@@ -47,10 +47,19 @@ def stored_scores(tables: Mapping[str, Table], users: Ints, items: Ints, now: in
 
 def pretrain_rows(tables: Mapping[str, Table], users: Ints, items: Ints, steps: SummedSteps) -> float:
     """Pre-train p_u, q_i and b_i on lines of rows by the pairwise loss; returns the sum of losses."""
+    for numbers, name in ((users, "user_factors"), (items, "item_factors")):
+        require_rows(numbers, tables[name])
     rows = [tables[name].lend() for name in ("user_factors", "item_factors", "item_bias")]
     kernels, visits = policy.load("factor"), _visits(len(rows[0]), len(rows[1]))
     total: float = kernels.pairwise_batches(users, items, steps.batch_size, steps.lr, steps.l2, *rows, *visits)
     return total
+
+
+def require_rows(numbers: Ints, table: Table) -> None:
+    """Raise for a number that is no row of a table: kernels do not look."""
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < table.rows:
+        wrong = int(numbers.min() if numbers.min() < 0 else numbers.max())
+        raise LearningError(f"row {wrong} of {table.spec.name!r} does not exist: there are {table.rows} rows.")
 
 
 def _visits(*sizes: int) -> tuple[SmallInts, ...]:

@@ -244,7 +244,8 @@ class ListMaker:
         if not rules.rearranges:
             return list(range(min(k, len(rows))))
         assert self._rows is not None
-        facts = [self._facts.facts_at(slot) for slot in self._rows.slots(model.rows_of("item"))[rows].tolist()]
+        slots = self._rows.slots(model.rows_of("item"))[rows].tolist() if rules.at_most else ()
+        facts = [self._facts.facts_at(slot) for slot in slots]
         shown = None
         if work.shown:
             shown = np.fromiter((one in work.shown for one in model.items.ids(rows).tolist()), np.bool_, len(rows))

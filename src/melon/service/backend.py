@@ -31,7 +31,7 @@ from melon.service.learner.challenger import challenger_states, home
 from melon.service.learner.guard import REMEDIES
 from melon.service.log.base import Appended, Event, Position, Published
 from melon.service.log.events import EventLog, LogReader
-from melon.service.log.files import BATCHES, runs
+from melon.service.log.files import BATCHES, place_of
 from melon.service.log.steps import StepReader
 from melon.service.metrics import MetricFamily, ServiceMetrics, disk_free, quality_between, quality_counters
 from melon.service.replica import Replica
@@ -46,6 +46,8 @@ _RECENT_STEPS = 50
 _LOG = logging.getLogger("melon.service")
 #: The status gives freshness over this many events.
 _FRESHNESS = 4_096
+#: Seconds between two looks at what other API processes have stored.
+_FOLLOW_S = 0.05
 #: Seconds between two looks whether alarms have changed.
 _TOLD_EVERY_S = 5.0
 #: Messages that a slow reader of the stream may be behind before older ones are dropped for it.
@@ -73,8 +75,8 @@ class Backend:
         self.metrics = ServiceMetrics()
         self.started = time.time()
         self._hooks = Webhooks(settings)
-        self.log = EventLog(settings.folder, settings)
-        self.replica = Replica(settings.folder)
+        self.log = EventLog(place_of(settings), settings)
+        self.replica = Replica(place_of(settings))
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
         self._maker = ListMaker(self.facts, self.served, self.hidden_from, item_users=settings.item_users)
@@ -172,7 +174,7 @@ class Backend:
     def _check_log(self) -> None:
         """Read every page of the log once, beside serving: a damaged one must not be taken for a whole one."""
         try:
-            with LogReader(self.settings.folder) as reader:
+            with LogReader(place_of(self.settings)) as reader:
                 reader.check()
         except MelonError as problem:
             _LOG.error("%s", problem)
@@ -183,14 +185,8 @@ class Backend:
             try:
                 self.replica.load(timeout=3600.0)
                 self._take_kinds()
-                reader = LogReader(self.settings.folder)
-                for item, version, facts in reader.facts():
-                    self._use_facts({self.item(item): None if facts is None else Facts(**facts)}, version)
-                users = reader.users_of()
-                for event in reader.hidden():
-                    user = self.user(users.get(event.user, event.user))
-                    self._hidden.setdefault(user, set()).add(self.item(event.item))
-                reader.close()
+                with LogReader(place_of(self.settings)) as reader:
+                    seen = self._take_stored(reader, (0, 0))
                 self._loaded = True  # events are stored and popular lists made from here on
                 self._warm_up()
                 self.replica.start()
@@ -201,7 +197,36 @@ class Backend:
                 time.sleep(1.0)
             else:
                 self.problem = None
-                return
+                break
+        if place_of(self.settings).url is not None:
+            self._follow_others(seen)
+
+    def _take_stored(self, reader: LogReader, seen: tuple[int, int]) -> tuple[int, int]:
+        """Use the facts behind a version and the hidden items behind an offset; how far that has come."""
+        version, offset = seen
+        for item, version, facts in list(reader.facts(seen[0])):
+            self._use_facts({self.item(item): None if facts is None else Facts(**facts)}, version)
+        users = reader.users_of()
+        for event in reader.hidden(offset):
+            user = self.user(users.get(event.user, event.user))
+            self._hidden.setdefault(user, set()).add(self.item(event.item))
+            offset = event.offset
+        return version, offset
+
+    def _follow_others(self, seen: tuple[int, int]) -> None:
+        """Use what other API processes have stored, as soon as it is there."""
+        reader: LogReader | None = None
+        while not self.stopping:
+            try:
+                reader = reader or LogReader(place_of(self.settings))
+                if reader.changed():
+                    seen = self._take_stored(reader, seen)
+                time.sleep(_FOLLOW_S)
+            except MelonError as problem:
+                _LOG.warning("what other processes store cannot be followed: %s", problem)
+                time.sleep(1.0)
+        if reader is not None:
+            reader.close()
 
     def _load_arm(self, arm: Arm) -> None:
         """Have the model of a challenger, once it has one; until it has caught up, its users get the served model."""
@@ -377,7 +402,7 @@ class Backend:
         """Read what the learner recorded, if it has recorded anything yet."""
 
         def read() -> T:
-            if not (self.settings.folder / BATCHES).exists():
+            if not hasattr(self._readers, "StepReader") and not place_of(self.settings).exists(BATCHES):
                 return otherwise
             return work(self._reader(StepReader))
 
@@ -386,7 +411,7 @@ class Backend:
     def _reader(self, kind: type[S]) -> S:
         reader: S | None = getattr(self._readers, kind.__name__, None)
         if reader is None:
-            reader = kind(self.settings.folder)
+            reader = kind(place_of(self.settings))
             setattr(self._readers, kind.__name__, reader)
         return reader
 
@@ -402,7 +427,7 @@ class Backend:
                 "quality": {"HR@10": quality["models"].get("served", {}).get("HR@10")},
                 "quarantined": len(steps.quarantined(1000)),
                 "alarms": steps.named_alarms(),
-                "learner": {"running": runs(self.settings.folder, "learner"), "starts": len(steps.epochs())},
+                "learner": {"running": place_of(self.settings).runs("learner"), "starts": len(steps.epochs())},
                 "batch_size": {
                     "median": float(np.median(sizes)) if sizes else None,
                     "most": self.settings.batch_most,

@@ -19,8 +19,8 @@ from melon.service.replica import Replica
 
 #: Lists made between two deltas; a delta waits for these few at most.
 AT_ONCE = 16
-#: Lists of one request that are taken in one turn, so that a request for many users does not hold up the others.
-IN_A_TURN = 4
+#: Lists of one request for many users that are made in one turn, and turns of others after which it has its own.
+IN_A_TURN, PASSED_BY = 4, 4
 
 Look = Callable[[LiveModel, Position], Any]
 
@@ -49,7 +49,7 @@ class Coalescer:
     ) -> None:
         self._replica, self._maker, self._most_waiting, self._observe = replica, maker, most_waiting, observe
         self._jobs: deque[_ScoringRequest] = deque()
-        self._waiting = self._bulk = 0
+        self._waiting = self._bulk = self._passed_by = 0
         self._free = threading.Condition()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
@@ -124,27 +124,29 @@ class Coalescer:
             self._work(turns)
 
     def _next_turns(self) -> list[tuple[_ScoringRequest, Sequence[Query]]]:
-        """Parts of the jobs that wait: each in its turn, up to AT_ONCE lists."""
-        turns: list[tuple[_ScoringRequest, Sequence[Query]]] = []
-        left, costly = AT_ONCE, False
-        for _ in range(len(self._jobs)):
-            job = self._jobs.popleft()
+        """What is made now: usual lists together, up to AT_ONCE; where none waits, and each few turns, a part of one
+        costly request, alone, so that others wait for no more than that.
+        """
+        costly = [job for job in self._jobs if _is_costly(job)]
+        usual = len(self._jobs) - len(costly)
+        if costly and (not usual or self._passed_by >= PASSED_BY):
+            self._passed_by, (job, *_) = 0, costly
+            self._jobs.remove(job)
             start = len(job.queries) - job.left
-            most = min(IN_A_TURN, left)
-            if job.look is None and job.queries[start].takes_long:
-                if costly:  # one that takes long in a turn: others wait for it
-                    self._jobs.append(job)
-                    continue
-                most, costly = 1, True
-            part = job.queries[start : start + most] if job.look is None else ()
-            turns.append((job, part))
-            taken = max(len(part), 1)
-            left -= taken
-            job.left -= taken
+            part = job.queries[start : start + (1 if job.queries[start].takes_long else IN_A_TURN)]
+            job.left -= len(part)
             if job.left > 0:
                 self._jobs.append(job)
-            if left <= 0:
+            return [(job, part)]
+        self._passed_by += bool(costly)
+        turns: list[tuple[_ScoringRequest, Sequence[Query]]] = []
+        left = AT_ONCE
+        for job in [job for job in self._jobs if not _is_costly(job)]:
+            if left < job.left:
                 break
+            self._jobs.remove(job)
+            left, job.left = left - job.left, 0
+            turns.append((job, job.queries))
         return turns
 
     def _account(self, turns: list[tuple[_ScoringRequest, Sequence[Query]]], failed: set[int]) -> None:
@@ -190,6 +192,10 @@ class Coalescer:
         if done:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 done[0][0].future.get_loop().call_soon_threadsafe(_deliver, done)
+
+
+def _is_costly(job: _ScoringRequest) -> bool:
+    return job.look is None and (job.bulk or job.queries[0].takes_long)
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from melon.errors import SettingsError, unknown_name
@@ -31,8 +31,8 @@ MOST_CANDIDATES = 10_000
 MOST_DEPTH = 16
 #: Work of one request for lists (see `work_of`), at most; and what is charged to its key as one request.
 MOST_WORK, WORK_OF_A_REQUEST = 50_000, 100
-#: Items of a list with diversity, at most: each is compared with all that wait.
-MOST_DIVERSE = 100
+#: Items of a list with diversity (each is compared with all that wait), or with caps, at most.
+MOST_DIVERSE, MOST_CAPPED = 100, 250
 MOST_ID_BYTES = 256
 #: A clock may be ahead of ours by this many seconds.
 MOST_AHEAD_S = 300
@@ -61,6 +61,9 @@ class ServeSettings(Settings, BaseSettings):
 
     model: Path | None = Field(None, description="The folder of the model to start from; without one it starts cold.")
     data: Path | None = Field(None, description="The folder of the log and of checkpoints (default: MODEL.live).")
+    log: SecretStr | None = Field(
+        None, description="postgresql://…: a database for the log, shared by processes on any machine."
+    )
     host: str = Field("127.0.0.1", description="The address to listen on; others than loopback need keys.")
     port: Annotated[int, Field(ge=0, le=65_535)] = Field(8000, description="The port; 0 takes a free one.")
     tls_cert: Path | None = Field(None, description="A certificate (PEM), if no proxy ends TLS.")
@@ -198,13 +201,15 @@ class ServeSettings(Settings, BaseSettings):
         return {name: use for use in USES for name in getattr(self, use)}
 
     def toml(self) -> str:
-        """The settings as a file that `read_settings` reads back; a secret would be shown as asterisks."""
+        """The settings as a file that `read_settings` reads back; an address that may hold a password is left out."""
         lines = []
         for name, value in self.plain().items():
             about = str(type(self).model_fields[name].description)
             lines += [
                 f"# {about}",
-                f"# {name} =" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}",
+                f"# {name} ="
+                if value is None or name == "log"
+                else f"{name} = {json.dumps(value, ensure_ascii=False)}",
             ]
         return "\n".join(lines) + "\n"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -15,28 +17,35 @@ from melon.data.synthetic import synthetic_stream
 from melon.errors import ServiceError
 from melon.progress import say
 from melon.service.config import ServeSettings
+from melon.service.keys import local_token
 from melon.service.supervisor import Supervisor, listen
 
 EVENTS = 60_000
 _PER_SECOND = 300
 _AT_ONCE = 15
 _LINE_S = 2.0
-#: What learns beside `auto`, which is served.
-_CHALLENGERS = ("default=bpr/default", "melon=bpr/melon")
+#: What learns beside `auto`, which is served: fitted on clicks of the day before, in the background.
+_STRATEGIES = ("default", "melon")
+_YESTERDAY, _FIT_MINUTES = 6_000, 0.5
 
 
 def run_demo_service(settings: ServeSettings) -> None:
     """Serve from a temporary folder until Ctrl-C, and let a stream of clicks come in."""
     os.environ.setdefault("MELON_LOG_LEVEL", "WARNING")  # lines about requests would hide ours
     with tempfile.TemporaryDirectory(prefix="melon-demo-") as folder:
-        given = {"model": None, "data": Path(folder), "fit_after": 0}
-        settings = settings.model_copy(update={**given, "challengers": settings.challengers or _CHALLENGERS})
+        given = {"model": None, "data": Path(folder) / "live", "fit_after": 0}
+        fits = {} if settings.challengers else {name: Path(folder) / name for name in _STRATEGIES}
+        challengers = settings.challengers or tuple(f"{name}={path}" for name, path in fits.items())
+        settings = settings.model_copy(update={**given, "challengers": challengers})
         listening = listen(settings)
         stop = threading.Event()
+        supervisor = Supervisor(settings, listening, later=fits)
 
         def started(url: str) -> None:
             say(f"serving on {url}; it knows nothing yet, and {_PER_SECOND} clicks a second come in. Ctrl-C stops it.")
-            say(f"open {url}/ in a browser to see it learn, or try: curl '{url}/v1/recommendations/u17?k=5'")
+            page = f"{url}/#key={local_token(settings.folder)}"
+            say(f"open {page} in a browser to see it learn, or try: curl '{url}/v1/recommendations/u17?k=5'")
+            threading.Thread(target=_challenge, args=(supervisor, fits, stop), daemon=True).start()
             for work, client in (
                 (_replay, Client(url, deadline=600.0)),
                 (_watch, Client(url, timeout=_LINE_S, deadline=0.0)),
@@ -44,27 +53,67 @@ def run_demo_service(settings: ServeSettings) -> None:
                 threading.Thread(target=work, args=(client, stop), daemon=True).start()
 
         try:
-            Supervisor(settings, listening).run(started)
+            supervisor.run(started)
         finally:
             stop.set()
 
 
-def _replay(client: Client, stop: threading.Event) -> None:
-    log = synthetic_stream("news", n_events=EVENTS, seed=0)
+def _challenge(supervisor: Supervisor, fits: Mapping[str, Path], stop: threading.Event) -> None:
+    """Fit the challengers in processes that step back for others; each joins, and catches up, when it is there."""
+    for name, path in fits.items():
+        say(
+            f"challenger {name}: BPR with {name} is fitted on {_YESTERDAY} earlier clicks of the site, beside serving "
+            f"(settings are chosen for {60 * _FIT_MINUTES:.0f} s at most); then it learns every click of today, too."
+        )
+        words = [sys.executable, "-c", _FIT, name, str(path), str(os.getpid())]
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None:
+                if stop.wait(0.2):
+                    process.kill()
+        if stop.is_set():
+            return
+        if process.returncode:
+            say(f"challenger {name} could not be fitted; the demo goes on without it.")
+        else:
+            supervisor.add_challenger(name)
+
+
+_FIT = """
+import os, sys
+from pathlib import Path
+from melon.service.demo import fit_challenger
+from melon.service.process import die_with
+die_with(int(sys.argv[3])); os.nice(5); fit_challenger(sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+def fit_challenger(strategy: str, folder: Path) -> None:
+    """Save a model that was fitted on the clicks before those that are replayed."""
+    from melon.estimator import Melon
+
+    # In batches of the size that comes in: that is what MeLON's rates are trained for.
+    model = Melon("bpr", strategy, budget=2, minutes=_FIT_MINUTES, batch_size=_AT_ONCE, threads=1, progress=False)
+    model.fit([(user, item, n) for n, (user, item) in enumerate(_clicks()[:_YESTERDAY])]).save(folder)
+
+
+def _clicks() -> list[tuple[str, str]]:
+    """The site's clicks in order: those of yesterday, then those that come in."""
+    log = synthetic_stream("news", n_events=_YESTERDAY + EVENTS, seed=0)
     users, items = log.user_ids[log.users].tolist(), log.item_ids[log.items].tolist()
+    return [(f"u{user}", f"i{item}") for user, item in zip(users, items, strict=True)]
+
+
+def _replay(client: Client, stop: threading.Event) -> None:
+    clicks = _clicks()[_YESTERDAY:]
     with client:
         started = time.monotonic()
-        for first in range(0, len(users), _AT_ONCE):
+        for first in range(0, len(clicks), _AT_ONCE):
             while not stop.is_set() and time.monotonic() < started + first / _PER_SECOND:
                 stop.wait(0.02)
             if stop.is_set():
                 return
-            events = [
-                {"user": f"u{users[n]}", "item": f"i{items[n]}"}
-                for n in range(first, min(first + _AT_ONCE, len(users)))
-            ]
             try:
-                client.record_many(events)
+                client.record_many([{"user": user, "item": item} for user, item in clicks[first : first + _AT_ONCE]])
             except ServiceError as problem:
                 if not stop.is_set():
                     say(str(problem))

@@ -19,7 +19,7 @@ from melon.service.learner.replaying import describe
 from melon.service.learner.start import check_together
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import LogReader
-from melon.service.log.files import BATCHES, EVENTS, LEAST_SQLITE
+from melon.service.log.files import BATCHES, EVENTS, LEAST_SQLITE, Place, place_of
 from melon.service.log.steps import StepReader
 from melon.service.metrics import disk_free
 
@@ -42,7 +42,7 @@ def examine(settings: ServeSettings, forgotten: str | None = None) -> list[Findi
         ("model", lambda: _model(settings)),
         ("folder", lambda: _folder(settings.folder)),
         ("disk", lambda: _disk(settings.folder)),
-        ("log", lambda: _log(settings.folder)),
+        ("log", lambda: _log(place_of(settings))),
         ("keys", lambda: _keys(settings)),
     ]
     if forgotten is not None:
@@ -66,9 +66,9 @@ def _sqlite() -> str:
 
 def _model(settings: ServeSettings) -> str:
     if settings.model is None:
-        if not (settings.folder / BATCHES).exists():
+        if not place_of(settings).exists(BATCHES):
             return "none: the service starts cold"
-        about = describe(settings.folder)
+        about = describe(place_of(settings))
         return f"{about['model']} of the folder, steps: {about['steps']}"
     from melon.learning.model import LiveModel
 
@@ -98,14 +98,14 @@ def _disk(folder: Path) -> str:
     return f"{free / 1e9:.1f} GB free"
 
 
-def _log(folder: Path) -> str:
-    if not (folder / EVENTS).exists():
+def _log(place: Place) -> str:
+    if not place.exists(EVENTS):
         return "none yet"
-    with LogReader(folder) as reader:
+    with LogReader(place) as reader:
         offset, events = reader.last()
-        if (folder / BATCHES).exists():
-            with StepReader(folder) as steps:
-                check_together(folder, steps, Checkpoints(folder), reader)
+        if place.exists(BATCHES):
+            with StepReader(place) as steps:
+                check_together(place, steps, Checkpoints(place), reader)
     return f"{events} events, offset {offset}; steps and checkpoints fit"
 
 

@@ -19,16 +19,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from melon.atomic import write_text
-from melon.errors import DataError, SettingsError, unknown_name
+from melon.errors import DataError, LogError, SettingsError, StorageError, unknown_name
 from melon.service.config import ServeSettings
+from melon.service.log.files import MARKER, TOKEN, Place, place_of
 
 KeyScope = Literal["read", "write", "admin"]
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
-#: A file of the data folder that says that there were keys once.
-MARKER = "keys.required"
-#: A file of the data folder with the token of whoever may read it: a key with the scope admin, on this machine.
-TOKEN = "admin.token"
 _CHECK_EVERY_S = 1.0
+_SCHEMA = "CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value /*any*/)"
 _LOG = logging.getLogger("melon.service")
 
 
@@ -147,17 +145,72 @@ class KeyFile:
     def read(self) -> dict[str, ApiKey]:
         """What the file says now; one that cannot be read is an error."""
         try:
-            lines = json.loads(self.path.read_text(encoding="utf-8"))["keys"]
-            return {line["id"]: _checked(line) for line in lines}
+            return _read_keys(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise DataError(f"the file of keys {self.path} cannot be read: {problem}.") from None
 
     def _replace(self, keys: dict[str, ApiKey]) -> None:
-        text = json.dumps({"keys": [asdict(key) for key in keys.values()]}, indent=1)
         self._mark()
-        write_text(self.path, text, mode=0o600)
+        write_text(self.path, _written(keys), mode=0o600)
+
+
+class SharedKeys(KeyFile):
+    """The same in a database, for all machines. A thread looks once a second, so that nobody waits for the database.
+
+    While it is away, the keys that were last seen count; before it was seen once, nobody is let in.
+    """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.folder / "keys.json", place.folder)
+        self.place, self._db, self._text = place, place.open("keys", "FULL", _SCHEMA), ""
+        self._seen = False
+        self._watch: threading.Thread | None = None
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._watch is None:
+                self._refresh()
+                self._watch = threading.Thread(target=self._watching, name="keys", daemon=True)
+                self._watch.start()
+
+    def _watching(self) -> None:
+        while True:
+            time.sleep(_CHECK_EVERY_S)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        try:
+            text = self._db.meta().get("keys")
+            keys = {} if text is None or text == self._text else _read_keys(text)
+        except StorageError as problem:
+            if not self._seen:
+                self._required, self.problem = True, str(problem)
+            return
+        except (LogError, ValueError, KeyError, TypeError) as problem:
+            self._required, self.problem = True, f"the keys in {self.place} cannot be read: {problem}"
+            return
+        self.problem, self._seen = None, True
+        if self._text == "" and text is None:
+            self._required = False
+        if text is not None and text != self._text:
+            self._keys, self._text, self._required = keys, text, True
+
+    def read(self) -> dict[str, ApiKey]:
+        return _read_keys(self._db.meta().get("keys", '{"keys": []}'))
+
+    def _replace(self, keys: dict[str, ApiKey]) -> None:
+        with self._db.transaction():
+            self._db.note({"keys": _written(keys)})
+
+
+def _read_keys(text: str) -> dict[str, ApiKey]:
+    return {line["id"]: _checked(line) for line in json.loads(text)["keys"]}
+
+
+def _written(keys: dict[str, ApiKey]) -> str:
+    return json.dumps({"keys": [asdict(key) for key in keys.values()]}, indent=1)
 
 
 def _checked(line: dict[str, Any]) -> ApiKey:
@@ -170,6 +223,8 @@ def _checked(line: dict[str, Any]) -> ApiKey:
 
 def keys_of(settings: ServeSettings) -> KeyFile:
     """The keys of a service; an operator who names their file wants them."""
+    if place_of(settings).url is not None and settings.keys is None:
+        return SharedKeys(place_of(settings))
     return KeyFile(settings.key_file, settings.folder, required=settings.keys is not None)
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from melon.errors import CheckpointError, LogError, MelonError
+from melon.errors import CheckpointError, LogError, MelonError, StorageError
 from melon.learning.deltas import Delta, apply, chained
 from melon.learning.model import LiveModel
 from melon.service.log.base import Position, Published
 from melon.service.log.checkpoints import Checkpoints
-from melon.service.log.files import DELTAS, Closing
+from melon.service.log.files import DELTAS, Closing, Place
 from melon.service.log.steps import DeltaReader
 
 logger = logging.getLogger("melon.service")
@@ -30,9 +30,9 @@ Applied = Callable[[Published, Position], None]
 class Replica(Closing):
     """The model as an API process has it. `start` follows in a thread; answers are read inside `reading`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._checkpoints = Checkpoints(folder)
+    def __init__(self, place: Place | Path) -> None:
+        self.place = Place.of(place)
+        self._checkpoints = Checkpoints(self.place)
         self._lock = threading.RLock()
         self._moved = threading.Condition()
         self._model: LiveModel | None = None
@@ -59,7 +59,7 @@ class Replica(Closing):
     def position(self) -> Position:
         """Where the model stands."""
         if self._position is None:
-            raise LogError(f"no model has been loaded from {self.folder} yet; wait until the learner has made one.")
+            raise LogError(f"no model has been loaded from {self.place} yet; wait until the learner has made one.")
         return self._position
 
     def load(self, timeout: float = 60.0) -> None:
@@ -67,7 +67,7 @@ class Replica(Closing):
         end = time.monotonic() + timeout
         while not self._reload("start"):
             if time.monotonic() > end or self._stop.is_set():
-                raise CheckpointError(f"the learner has written no checkpoint in {self.folder} in {timeout:g} seconds.")
+                raise CheckpointError(f"the learner has written no checkpoint in {self.place} in {timeout:g} seconds.")
             time.sleep(0.05)
 
     def start(self) -> None:
@@ -133,6 +133,10 @@ class Replica(Closing):
                     break
                 progress = True
         newest = max(self._checkpoints.numbers(), default=self.position.batch)
+        if newest != self.position.batch and self._feed.digest(self.position.batch) not in (None, self.position.digest):
+            # A power cut took the step that this model knows, and the learner has taken another one instead.
+            self._feed.forget_version()
+            return self._reload("digest")
         if self._feed.newest() < self.position.batch and newest < self.position.batch:
             self._feed.forget_version()
             return self._reload("anew")  # the learner has begun again, behind this model
@@ -192,16 +196,16 @@ class Replica(Closing):
 
     def _connected(self) -> bool:
         """Whether the feed is open: the file that is there now, which a learner may have made anew."""
-        path, now = self.folder / DELTAS, time.monotonic()
+        now = time.monotonic()
         if self._feed is not None and now < self._next_look:
             return True
         self._next_look = now + _RECONNECT
         try:
-            inode = path.stat().st_ino
+            inode = 0 if self.place.url else (self.place.folder / DELTAS).stat().st_ino
             if self._feed is None or inode != self._inode:
                 if self._feed is not None:
                     self._feed.close()
-                self._feed, self._inode = DeltaReader(self.folder), inode
+                self._feed, self._inode = DeltaReader(self.place), inode
         except (OSError, LogError):
             return False
         return True
@@ -210,6 +214,10 @@ class Replica(Closing):
         while not self._stop.is_set():
             try:
                 moved = self.follow()
+            except StorageError as problem:
+                logger.warning("the replica stands still: %s", problem)
+                self._stop.wait(_PATIENCE)
+                continue
             except Exception:
                 logger.exception("the replica could not follow; it loads a checkpoint")
                 self._reload("error")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -15,11 +16,11 @@ from pathlib import Path
 
 from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
 from melon.kernels import policy
-from melon.service.config import FORMER, LOOPBACK, ServeSettings
+from melon.service.config import FORMER, LOOPBACK, PREFIX, ServeSettings
 from melon.service.keys import keys_of, local_token
 from melon.service.learner.challenger import FOLDER, home
 from melon.service.log.checkpoints import Checkpoints
-from melon.service.log.files import Held
+from melon.service.log.files import Held, place_of
 from melon.service.process import die_with, log_as_json
 
 #: Which process: the learner, the API process, or `challenger:NAME`.
@@ -27,6 +28,7 @@ ProcessRole = str
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
 _CHALLENGER = "challenger:"
+_LOG_VARIABLE = f"{PREFIX}LOG"
 _FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN, _MOST_FAILURES = 0.1, 5.0, 30.0, 5
 #: A learner may be busy for longer than a process that answers: it loads models, copies them and replays.
 _LEARNER_PATIENCE = 10
@@ -201,8 +203,10 @@ class Supervisor:
         if role == "api":
             handles = [self._listening.fileno()]
             words.append(str(handles[0]))
+        # The address of a database may hold a password, which has no place on a command line.
+        surroundings = os.environ | ({} if (url := place_of(self._settings).url) is None else {_LOG_VARIABLE: url})
         # A session of its own, so that Ctrl-C reaches the supervisor alone and things end in order.
-        return subprocess.Popen(words, pass_fds=handles, start_new_session=True)
+        return subprocess.Popen(words, pass_fds=handles, start_new_session=True, env=surroundings)
 
     def _end(self, role: ProcessRole, seconds: float) -> None:
         child = self._children.get(role)
@@ -241,7 +245,7 @@ def run_role(role: ProcessRole, settings: ServeSettings, listening: socket.socke
 def _child(role: ProcessRole, content: str, parent: str, handle: str | None = None) -> None:
     die_with(int(parent))
     try:
-        settings = ServeSettings.model_validate_json(content)
+        settings = ServeSettings.model_validate({**json.loads(content), "log": os.environ.get(_LOG_VARIABLE)})
         run_role(role, settings, None if handle is None else socket.socket(fileno=int(handle)))
     except MelonError as problem:
         sys.stderr.write(f"melon: {role}: {problem}\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -12,7 +11,6 @@ import numpy as np
 from pydantic import Field
 
 from melon.errors import SettingsError
-from melon.kernels import policy
 from melon.registry import Space
 from melon.settings import Settings
 from melon.stream.history import History
@@ -38,7 +36,6 @@ Reduction = Literal[
     "sum",  # a whole step for each interaction
     "mean",  # the sum over the size of the batch
     "row_mean",  # the sum over the number of interactions that touch the row
-    "sqrt",  # the sum over the root of that number
 ]
 
 
@@ -74,9 +71,6 @@ class Surroundings:
     items: Ints
     tables: Mapping[str, ReadableTable]
     idle: Mapping[str, Ints] = field(default_factory=dict)
-    #: A cache of look-ups for the other situations of the same step: they begin with the same compact rows, and nothing
-    #: is written in between.
-    notes: dict[object, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -235,13 +229,9 @@ class Strategy(ABC):
         return {}
 
     @property
-    def kernels(self) -> tuple[policy.KernelName, ...]:
+    def kernels(self) -> tuple[str, ...]:
         """The compiled kernels that it uses (`melon.kernels`)."""
         return ()
-
-    def at_work(self) -> AbstractContextManager[None]:
-        """A context around a whole step; a strategy with compiled kernels gives them the threads."""
-        return nullcontext()
 
     @abstractmethod
     def propose(self, situation: Situation) -> Proposal:

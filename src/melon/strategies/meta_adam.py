@@ -21,8 +21,6 @@ class MetaAdam:
 
     def __init__(self, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
         self._lr, self._weight_decay, self._clip = lr, weight_decay, clip
-        #: The factor on the learning rate now.
-        self.warmth = 1.0
         self._steps = 0
         self._moments: dict[str, Moments] = {}
         self._before: tuple[int, dict[str, Moments], dict[str, Tensor]] | None = None
@@ -38,7 +36,7 @@ class MetaAdam:
             slope = gradients[name] if scale is None else gradients[name] * scale
             slope = slope + decay * value if decay and not is_bias(name) else slope
             moments[name] = _ADAM.moments(self._moments.get(name) or Moments.zeros_like(value), slope)
-            parameters[name].copy_(_ADAM.step(value, moments[name], self._steps, self._lr * self.warmth))
+            parameters[name].copy_(_ADAM.step(value, moments[name], self._steps, self._lr))
         self._moments = moments
 
     @torch.no_grad()

@@ -15,11 +15,10 @@ from torch import Tensor
 from melon.adam import Adam, Moments
 from melon.strategies.base import LearningRates, Proposal, RowState, RowStateSpec, Situation
 from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, gammas_at
-from melon.strategies.melon.rates import INPUTS, Roles
+from melon.strategies.melon.stream import StreamTrainedMetaSGD
 from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
-from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.tables import TableSpec
 
 #: Row state where rates belong to rows: α as it is stored, Adam's moments of it, its step count.
@@ -49,17 +48,6 @@ class MetaSGDSettings(LearnedSettings):
         return value
 
 
-class StreamTrainedMetaSGD(StreamTrainedStrategy):
-    """One rate for each table, whatever the interaction, that is meta-trained through the stream."""
-
-    name = "metasgd"
-    unseen = INPUTS
-    decays = False
-
-    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
-        return Roles.by_table(specs)
-
-
 class MetaSGD(LearnedStrategy):
     """θ'_m = θ_m − α_m ḡ_m and W_{x,m} = α_m, scaled as the reduction says: column-constant."""
 
@@ -68,7 +56,7 @@ class MetaSGD(LearnedStrategy):
     settings: MetaSGDSettings
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
-        if (settings or {}).get("form") == "stream":
+        if "form" in (settings or {}):
             return StreamTrainedMetaSGD(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
         return super().__new__(cls)
 

@@ -17,10 +17,9 @@ from torch import Tensor
 from melon.settings import Width
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at, half_life_name
-from melon.strategies.melon.rates import INPUTS, Roles
+from melon.strategies.melon.stream import StreamTrainedMWNet
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
-from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.tables import TableSpec
 
 #: η_v for each interaction where the real optimiser is Adam, whose rate is no measure for a plain step.
@@ -43,17 +42,6 @@ class MWNetSettings(LearnedSettings, OptimizerSettings):
     virtual_reduction: Literal["sum", "mean"] | None = None
 
 
-class StreamTrainedMWNet(StreamTrainedStrategy):
-    """One rate for each interaction, from its loss alone, that is meta-trained through the stream."""
-
-    name = "mwnet"
-    unseen = tuple(name for name in INPUTS if name != "loss")
-    decays = False
-
-    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
-        return Roles.one(specs)
-
-
 class MWNet(LearnedOptimizerStrategy):
     """W_{x,m} = η·a_x with a_x = most_weight · σ(V_φ(L_x)): row-constant."""
 
@@ -62,7 +50,7 @@ class MWNet(LearnedOptimizerStrategy):
     settings: MWNetSettings
 
     def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
-        if (settings or {}).get("form") == "stream":
+        if "form" in (settings or {}):
             return StreamTrainedMWNet(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
         return super().__new__(cls)
 

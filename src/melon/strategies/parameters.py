@@ -15,7 +15,7 @@ from melon.stream.draws import Draws
 P = 10.0
 SMALL = math.exp(-P)
 _EPSILON = 1e-8
-Centre = float | np.ndarray[tuple[int, ...], np.dtype[np.floating]]
+Numbers = float | np.ndarray[tuple[int, ...], np.dtype[np.floating]]
 
 
 class Parameters:
@@ -48,7 +48,7 @@ class Parameters:
         """A vector of ones."""
         self._put(name, np.ones(size))
 
-    def uniform(self, name: str, rows: int, columns: int, half_width: float, centre: Centre = 0.0) -> None:
+    def uniform(self, name: str, rows: int, columns: int, half_width: Numbers, centre: Numbers = 0.0) -> None:
         """A matrix drawn around `centre`."""
         drawn = self._draws.uniforms(self._keys(name, rows), columns)
         self._put(name, centre + half_width * (2 * drawn - 1))

@@ -11,56 +11,13 @@ from melon.registry import Entry, Registry, Space
 if TYPE_CHECKING:
     from melon.strategies.base import Strategy
 
-#: Of MeLON and its ablations: the rate model meta-trained through the stream; networks with what works best for them;
-#: the paper; and its published code. The last two leave nothing to a search: what the paper does not say, its code
-#: does, and `passes`, which neither has, is our default. Time decay is part of none: where it is asked for, each learns
-#: its half-lives.
+#: Of MeLON and its ablations: the rate model meta-trained through the stream; the paper; and its published code. The
+#: last two leave nothing to a search: what the paper does not say, its code does, and `passes`, which neither has, is
+#: our default. Time decay is part of none: where it is asked for, each learns its half-lives.
 MELON_PRESETS: dict[str, dict[str, object]] = {
     "default": {},
-    "network": {"form": "network"},
-    "paper": {
-        "form": "network",
-        "norm": "none",
-        "forgetting": True,
-        "rate_bias": -4.5,
-        "forget_bias": 5.0,
-        "shared_reduction": "sum",
-        "shared_scale": 1.0,
-        "shared_forgetting": True,
-        "reduction": "sum",
-        "most_rate": 1.0,
-        "neighbours": 10,
-        "meta_lr": 1e-3,
-        "meta_cooling": 1.0,
-        "passes": 10,
-        "init": "normal",
-        "role_width": 20,
-    },
-    "code": {
-        "form": "network",
-        "pairwise": True,
-        "loss_feature": "batch",
-        "theta_feature": False,
-        "role": "linear",
-        "interaction_layers": 2,
-        "norm": "batch",
-        "extended": "split",
-        "rate_bias": -4.5,
-        "forget_bias": 5.0,
-        "spread": 1.0,
-        "reduction": "row_mean",
-        "shared_reduction": "row_mean",
-        "shared_scale": 1.0,
-        "shared_forgetting": True,
-        "keep_prelim": True,
-        "cold": "current",
-        "most_rate": 1.0,
-        "neighbours": 10,
-        "meta_lr": 1e-3,
-        "meta_cooling": 1.0,
-        "passes": 10,
-        "init": "normal",
-    },
+    "paper": {"form": "paper"},
+    "code": {"form": "code", "keep_prelim": True, "cold": "current"},
 }
 
 #: Of strategies whose rates are a restriction of MeLON's: they start at the plain step and are meta-trained as it is.
@@ -123,19 +80,8 @@ _PAPER_STEP = {"optimizer": "adam_dense", "reduction": "mean", "lr": 0.001, "wei
 _LINEAR_SPACE = Space(
     {"lr": (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 3.0), "half_life": HALF_LIVES}, ({"lr": 0.3}, {"lr": 0.7})
 )
-# `most_rate` bounds what a learned rate can become and is to a learned strategy what `lr` is to a plain one: rates
-# start at half of it, so a search begins where plain steps of a usual size would.
-_RATE_SPACE = Space(
-    {
-        "most_rate": (0.06, 0.2, 0.6, 2.0, 6.0),
-        "half_life": HALF_LIVES,
-        "meta_lr": (0.0003, 0.001, 0.003, 0.01),
-        "meta_cooling": (1.0, 0.1),  # fast streams gain by it, others do not
-        "reduction": ("sum", "sqrt"),
-        "passes": (10, 20),
-    },
-    ({"most_rate": 0.6, "meta_lr": 0.003}, {"most_rate": 2.0, "meta_lr": 0.003}),
-)
+# Nothing else is open in a published form.
+_PUBLISHED_SPACE = Space({"half_life": HALF_LIVES}, ({},))
 
 _PAPER_SML = {
     "residual": False,
@@ -207,6 +153,7 @@ _ENTRIES = (
             "stream": STREAM_TRAINED,
         },
         forms={"stream": _LINEAR_SPACE},
+        without_torch="melon.strategies.melon.stream:StreamTrainedMWNet",
         in_comparison=True,
         label="MWNet",
         color=("#c58a14", "#f0c256"),
@@ -238,6 +185,7 @@ _ENTRIES = (
             "stream": STREAM_TRAINED,
         },
         forms={"stream": _LINEAR_SPACE},
+        without_torch="melon.strategies.melon.stream:StreamTrainedMetaSGD",
         in_comparison=True,
         label="MetaSGD",
         color=("#2e6fdb", "#7eb0ff"),
@@ -288,7 +236,7 @@ _ENTRIES = (
         "melon.strategies.melon.stream:MeLON",
         _LINEAR_SPACE,
         MELON_PRESETS,
-        forms={"network": _RATE_SPACE},
+        forms={"paper": _PUBLISHED_SPACE, "code": _PUBLISHED_SPACE},
         in_comparison=True,
         label="MeLON",
         color=("#1f7a4d", "#5ecb97"),
@@ -299,7 +247,7 @@ _ENTRIES = (
         "melon.strategies.melon.stream:MeLONI",
         _LINEAR_SPACE,
         MELON_PRESETS,
-        forms={"network": _RATE_SPACE},
+        forms={"paper": _PUBLISHED_SPACE, "code": _PUBLISHED_SPACE},
         in_comparison=True,
         label="MeLON_I",
         color=("#8a9a00", "#c8d84e"),
@@ -310,7 +258,7 @@ _ENTRIES = (
         "melon.strategies.melon.stream:MeLONP",
         _LINEAR_SPACE,
         MELON_PRESETS,
-        forms={"network": _RATE_SPACE},
+        forms={"paper": _PUBLISHED_SPACE, "code": _PUBLISHED_SPACE},
         in_comparison=True,
         label="MeLON_P",
         color=("#0e9384", "#3fd6c4"),

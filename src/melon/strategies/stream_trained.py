@@ -108,7 +108,7 @@ class StreamTrainedStrategy(Strategy):
         return by_model if self.settings.passes is None else self.settings.passes
 
     @property
-    def kernels(self) -> tuple[policy.KernelName, ...]:
+    def kernels(self) -> tuple[str, ...]:
         return ("rates",)
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:

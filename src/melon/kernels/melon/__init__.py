@@ -1,1 +1,1 @@
-"""MeLON's pair function and interaction side as compiled kernels, and as PyTorch sees them (docs/kernel.md)."""
+"""MeLON's rates as compiled kernels: the rate model, and the published pair function (docs/kernel.md)."""

@@ -32,7 +32,7 @@ Numbers: TypeAlias = npt.NDArray[np.floating]
 MOST_LOG_RATE, LEAST_LOSS = 3.0, 1e-8
 #: Facts of a row, and inputs of the role network: a, ℓg, ℓθ, nθ, ng, co, the loss, and the facts.
 FACTS, ROLE_INPUTS = 7, 14
-#: Units of each role's network; four are computed at a time.
+#: Units of each role's network.
 UNITS = 8
 _CAP, _ZERO, _ONE = np.float32(MOST_LOG_RATE), np.float32(0), np.float32(1)
 _SMALL, _TINY, _LIFT, _HUNDREDTH = np.float32(0.05), np.float32(1e-8), np.float32(0.6), np.float32(0.01)
@@ -99,7 +99,6 @@ class Line(NamedTuple):
     later: Numbers
     later_bias: Numbers
     work: Numbers
-    pre: Numbers
 
     @classmethod
     def room(cls, slots: int, like: Numbers) -> Line:
@@ -110,7 +109,7 @@ class Line(NamedTuple):
             rows[0], rows[1], rows[2], each[0], each[1], each[2], each[3], rows[3], rows[4],
             np.zeros((3, slots, dim), kind), np.zeros((slots, 5), kind), np.zeros((width, 2), kind),
             rows[5], rows[6], each[4], each[5], np.zeros((slots, 3), kind), rows[7], each[6],
-            np.zeros((6, dim), kind), np.zeros(UNITS, kind),
+            np.zeros((6, dim), kind),
         )  # fmt: skip
 
 
@@ -122,7 +121,7 @@ MODEL: Fields = Fields(
 LINE: Fields = Fields(
     Line,
     (*[SINGLE_TABLE] * 3, *[SINGLES] * 4, *[SINGLE_TABLE] * 2, SINGLE_CUBE, *[SINGLE_TABLE] * 4, *[SINGLES] * 2,
-     *[SINGLE_TABLE] * 2, SINGLES, SINGLE_TABLE, SINGLES),
+     *[SINGLE_TABLE] * 2, SINGLES, SINGLE_TABLE),
 )  # fmt: skip
 SLOPES: Fields = Fields(RateSlopes, (*[DOUBLE_TABLE] * 4, DOUBLE_CUBE, *[DOUBLE_TABLE] * 2))
 
@@ -182,27 +181,35 @@ def _base(model: RateModel, role: int, facts: Numbers, log_loss: float) -> float
     return result
 
 
-def _role_inputs(model: RateModel, line: Line, s: int) -> None:
-    """What the role sees of a slot's vector and gradient."""
+def _products(theta: Numbers, gradient: Numbers) -> tuple[Any, Any, Any]:
+    """θ·θ, g·g and θ·g."""
+    of_theta, of_gradient, of_both = theta[0] * theta[0], gradient[0] * gradient[0], theta[0] * gradient[0]
+    for m in range(1, theta.size):
+        of_theta += theta[m] * theta[m]
+        of_gradient += gradient[m] * gradient[m]
+        of_both += theta[m] * gradient[m]
+    return of_theta, of_gradient, of_both
+
+
+def _role_inputs(model: RateModel, line: Line, s: int, alpha: Numbers, logs: Numbers) -> None:
+    """What the role sees of a slot's vector and gradient; `logs` becomes α times what it sees of each parameter."""
     theta, gradient, size = line.theta[s], line.gradient[s], line.theta.shape[1]
     many, scale = np.float32(size), model.scales[min(s, 1)]
     norms, unit_theta, unit_gradient = line.norms[s], line.unit_theta[s], line.unit_gradient[s]
-    norms[3] = math.sqrt(_dot(theta, theta) / many + _TINY)
-    norms[4] = math.sqrt(_dot(gradient, gradient) / many + _TINY)
+    of_theta, of_gradient, of_both = _products(theta, gradient)
+    norms[3] = math.sqrt(of_theta / many + _TINY)
+    norms[4] = math.sqrt(of_gradient / many + _TINY)
     over_theta, over_gradient = _ONE / norms[3], _ONE / norms[4]
-    a, of_gradient, of_theta = line.inputs[0, s], line.inputs[1, s], line.inputs[2, s]
+    a, size_g, size_t = line.inputs[0, s], line.inputs[1, s], line.inputs[2, s]
+    by_a, by_g, by_t = alpha[0], alpha[1], alpha[2]
     for m in range(size):
-        unit_theta[m] = theta[m] * over_theta
-        unit_gradient[m] = gradient[m] * over_gradient
-    for m in range(size):
-        a[m] = tanh(unit_gradient[m] * unit_theta[m])
-    for m in range(size):
-        of_gradient[m] = log(abs(unit_gradient[m]) + _SMALL) + _LIFT
-    for m in range(size):
-        of_theta[m] = log(abs(unit_theta[m]) + _SMALL) + _LIFT
+        t, g = theta[m] * over_theta, gradient[m] * over_gradient
+        x, y, z = tanh(g * t), log(abs(g) + _SMALL) + _LIFT, log(abs(t) + _SMALL) + _LIFT
+        unit_theta[m], unit_gradient[m], a[m], size_g[m], size_t[m] = t, g, x, y, z
+        logs[m] = by_a * x + by_g * y + by_t * z
     norms[0] = log(norms[3] / scale)
     norms[1] = log(norms[4] / scale + _HUNDREDTH) + _NORM_LIFT
-    norms[2] = _THREE * _dot(unit_gradient, unit_theta) / many
+    norms[2] = _THREE * of_both * over_theta * over_gradient / many
 
 
 def _pre(weights: Numbers, norms: Numbers, loss_input: float, facts: Numbers) -> Any:
@@ -221,16 +228,12 @@ def _unit(line: Line, s: int, pre: float, weights: Numbers, out: Numbers) -> Non
         out[m] = tanh(start + by_a * a[m] + by_gradient * of_gradient[m] + by_theta * of_theta[m])
 
 
-def _add_units(line: Line, s: int, pre: Numbers, hidden: Numbers, out: Numbers, logs: Numbers) -> None:
-    """Add the answers of four units to the log rates of a slot: the inputs are read once for all of them."""
+def _add_unit(line: Line, s: int, pre: float, weights: Numbers, out: Numbers, logs: Numbers) -> None:
+    """Add a unit's answers times `out` to the log rates of a slot."""
+    start, by_a, by_gradient, by_theta = logs.dtype.type(pre), weights[0], weights[1], weights[2]
     a, of_gradient, of_theta = line.inputs[0, s], line.inputs[1, s], line.inputs[2, s]
-    p0, p1, p2, p3, v0, v1, v2, v3 = pre[0], pre[1], pre[2], pre[3], out[0], out[1], out[2], out[3]
-    a0, g0, t0, a1, g1, t1 = hidden[0, 0], hidden[0, 1], hidden[0, 2], hidden[1, 0], hidden[1, 1], hidden[1, 2]
-    a2, g2, t2, a3, g3, t3 = hidden[2, 0], hidden[2, 1], hidden[2, 2], hidden[3, 0], hidden[3, 1], hidden[3, 2]
     for m in range(logs.size):
-        x, y, z = a[m], of_gradient[m], of_theta[m]
-        logs[m] += v0 * tanh(p0 + a0 * x + g0 * y + t0 * z) + v1 * tanh(p1 + a1 * x + g1 * y + t1 * z)
-        logs[m] += v2 * tanh(p2 + a2 * x + g2 * y + t2 * z) + v3 * tanh(p3 + a3 * x + g3 * y + t3 * z)
+        logs[m] += out * tanh(start + by_a * a[m] + by_gradient * of_gradient[m] + by_theta * of_theta[m])
 
 
 def _bias_inputs(model: RateModel, line: Line, c: int) -> None:
@@ -250,24 +253,20 @@ def _bias_pre(weights: Numbers, line: Line, c: int, loss_input: float, facts: Nu
 def rate_line(model: RateModel, facts: Numbers, loss: float, line: Line) -> None:
     """Rates of an interaction that has been seen, from the facts of its slots and its loss."""
     log_loss, slots, units = math.log(loss + LEAST_LOSS), line.theta.shape[0], model.out.shape[1]
-    loss_input, pre = _loss_input(log_loss), line.pre
+    loss_input = _loss_input(log_loss)
     for s in range(slots):
         role, weights = model.roles[s], line.weights[s]
         base = _base(model, role, facts[s], log_loss)
         if units == 0:
             weights[:] = math.exp(min(base, MOST_LOG_RATE))
             continue
-        _role_inputs(model, line, s)
-        alpha, a, of_gradient, of_theta = model.alpha[role], line.inputs[0, s], line.inputs[1, s], line.inputs[2, s]
+        _role_inputs(model, line, s, model.alpha[role], weights)
         start = weights.dtype.type(base + _dot(model.beta[role], line.norms[s, :3]))
-        for m in range(weights.size):
-            weights[m] = start + alpha[0] * a[m] + alpha[1] * of_gradient[m] + alpha[2] * of_theta[m]
         for h in range(units):
-            pre[h] = model.hidden_bias[role, h] + _pre(model.hidden[role, h], line.norms[s], loss_input, facts[s])
-        for h in range(0, units, 4):
-            _add_units(line, s, pre[h : h + 4], model.hidden[role, h : h + 4], model.out[role, h : h + 4], weights)
+            pre = model.hidden_bias[role, h] + _pre(model.hidden[role, h], line.norms[s], loss_input, facts[s])
+            _add_unit(line, s, pre, model.hidden[role, h], model.out[role, h], weights)
         for m in range(weights.size):
-            weights[m] = exp(min(weights[m], _CAP))
+            weights[m] = exp(min(start + weights[m], _CAP))
     for c in range(slots - 1):
         role = model.roles[slots + c]
         base = _base(model, role, facts[1 + c], log_loss)
@@ -277,7 +276,7 @@ def rate_line(model: RateModel, facts: Numbers, loss: float, line: Line) -> None
             base += model.beta[role, 0] * line.norms[1 + c, 0] + model.beta[role, 1] * line.norms[0, 0]
             for h in range(units):
                 seen = model.hidden_bias[role, h] + _bias_pre(model.hidden[role, h], line, c, loss_input, facts[1 + c])
-                base += model.out[role, h] * math.tanh(seen)
+                base += model.out[role, h] * tanh(line.bias.dtype.type(seen))
         line.bias_weights[c] = math.exp(min(base, MOST_LOG_RATE))
 
 
@@ -358,7 +357,8 @@ def _bias_back(
     slopes.beta[role, 1] += by_base * user
     for h in range(units):
         weights, by_weights = model.hidden[role, h], slopes.hidden[role, h]
-        value = math.tanh(model.hidden_bias[role, h] + _bias_pre(weights, line, c, loss_input, facts))
+        seen = model.hidden_bias[role, h] + _bias_pre(weights, line, c, loss_input, facts)
+        value = tanh(line.bias.dtype.type(seen))
         by_pre = by_base * model.out[role, h] * (1 - value * value)
         slopes.out[role, h] += by_base * value
         slopes.hidden_bias[role, h] += by_pre

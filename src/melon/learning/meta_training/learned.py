@@ -38,7 +38,7 @@ class UnrolledMetaTraining(StreamMetaTraining):
         self, batch: MetaTrainingBatch, old: Mapping[str, Tensor], phi: StepValues, *, again: bool = False
     ) -> StepValues:
         """The same as the strategy's `propose`."""
-        with torch.set_grad_enabled(again), self._strategy.at_work():
+        with torch.set_grad_enabled(again):
             decayed, examples = self._decayed(old, batch.idle, phi), Examples(batch.users, batch.items)
             evidence = self._model.evidence(decayed, examples)
             ahead = self._strategy.look_ahead(Situation(self._specs, examples, decayed, {}, evidence))

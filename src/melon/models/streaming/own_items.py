@@ -118,14 +118,22 @@ class OwnItems:
         known, entries = len(saved_array(state, "item_repeats", np.int32, (None,))), len(state["items"])
         whole = {name: (0, np.iinfo(np.int32).max) for name in Chains._fields}
         whole |= {"heads": (-1, entries - 1), "after": (-1, entries - 1), "items": (0, max(known - 1, 0))}
-        whole["sizes"] = 0, MOST_ITEMS
+        whole |= {"sizes": (0, MOST_ITEMS), "taken": (0, 1 << 30)}  # room to count on
         users, parts = len(saved_array(state, "heads", np.int32, (None,))), list[Any]()
         for place, name in enumerate(Chains._fields[:7]):
             least, most = whole[name]
             size = users if place < 4 else entries
             parts.append(saved_array(state, name, np.int32, (size,), least=least, most=most))
         require(bool((parts[4] < np.arange(entries)).all()), "an entry of a user's items stands before an older one")
-        require(int(parts[1].sum()) <= entries, "users have more items than there are entries")
+        heads, sizes, taken, _, after, _, last = parts
+        lengths, entry, owned = np.zeros(users, dtype=np.int64), heads, 0
+        for _ in range(MOST_ITEMS + 1):  # all users' chains, one entry further each time
+            held = np.flatnonzero(entry >= 0)
+            lengths[held] += 1
+            owned += len(held)
+            require(bool((last[entry[held]] < taken[held]).all()), "an entry is later than its user's events")
+            entry = np.where(entry >= 0, after[entry], -1)
+        require(bool((lengths == sizes).all()) and owned <= entries, "users' numbers of items and their entries")
         counts = saved_array(state, "counts", np.float32, (entries, len(_RATES)), least=0, most=float(MOST))
         repeats = saved_array(state, "item_repeats", np.int32, (known,), least=0)
         self._chains = _chains(*parts, counts, repeats)

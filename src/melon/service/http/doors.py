@@ -24,7 +24,7 @@ _UNPACKED = 16 << 20
 
 
 @dataclass(frozen=True)
-class Call:
+class DoorCall:
     """A request on its way to a handler: the backend, and readers of path, query and body."""
 
     request: Request
@@ -74,7 +74,7 @@ class Call:
         return body
 
 
-Handler = Callable[[Call], Awaitable[Any]]
+Handler = Callable[[DoorCall], Awaitable[Any]]
 
 
 def add(
@@ -90,7 +90,7 @@ def add(
         backend: Backend = request.app.state.backend
         if scope is not None:
             backend.require_ready()
-        return JSONResponse(await handler(Call(request, backend)))
+        return JSONResponse(await handler(DoorCall(request, backend)))
 
     router.add_route(path, handle, methods=[method], include_in_schema=False)
 

@@ -14,7 +14,7 @@ from melon.errors import DataError, ServiceError
 from melon.service.answers import Query
 from melon.service.config import MOST_K
 from melon.service.gorse import NEVER, feedback_id, item_profile, moment_of, user_profile, written
-from melon.service.http.doors import Call, Handler, add, field
+from melon.service.http.doors import DoorCall, Handler, add, field
 from melon.service.ids import checked_text, plain_id, read_time
 from melon.service.log.base import Event, StoredEvent
 from melon.service.rules.items import Facts
@@ -29,34 +29,34 @@ _MOST_FEEDBACK = 100_000
 # Users.
 
 
-async def _insert_users(call: Call) -> dict[str, int]:
+async def _insert_users(call: DoorCall) -> dict[str, int]:
     users = {}
     for index, one in enumerate(await call.objects()):
         users[str(call.backend.user(field(one, "UserId", index)))] = user_profile(one)
     return await _stored(call, "user", users)
 
 
-async def _insert_user(call: Call) -> dict[str, int]:
+async def _insert_user(call: DoorCall) -> dict[str, int]:
     one = await _object(call)
     return await _stored(call, "user", {str(call.backend.user(field(one, "UserId", 0))): user_profile(one)})
 
 
-async def _modify_user(call: Call) -> dict[str, int]:
+async def _modify_user(call: DoorCall) -> dict[str, int]:
     user, patch = str(call.user()), await _object(call)
     known = await _profile(call, "user", user)
     return await _stored(call, "user", {user: {**known, **user_profile({**known, **_given(patch)})}})
 
 
-async def _get_user(call: Call) -> dict[str, Any]:
+async def _get_user(call: DoorCall) -> dict[str, Any]:
     user = str(call.user())
     return {"UserId": user, **await _profile(call, "user", user)}
 
 
-async def _get_users(call: Call) -> dict[str, Any]:
+async def _get_users(call: DoorCall) -> dict[str, Any]:
     return await _page(call, "user", "Users", lambda one, body: {"UserId": one, **body})
 
 
-async def _delete_user(call: Call) -> dict[str, int]:
+async def _delete_user(call: DoorCall) -> dict[str, int]:
     """The person is forgotten, as by `DELETE /v1/users/{user}`: rows, history, ids in the log."""
     await call.backend.forget(call.user(), unlearn=False)
     return {"RowAffected": 1}
@@ -65,15 +65,15 @@ async def _delete_user(call: Call) -> dict[str, int]:
 # Items.
 
 
-async def _insert_items(call: Call) -> dict[str, int]:
+async def _insert_items(call: DoorCall) -> dict[str, int]:
     return await _put_items(call, await call.objects())
 
 
-async def _insert_item(call: Call) -> dict[str, int]:
+async def _insert_item(call: DoorCall) -> dict[str, int]:
     return await _put_items(call, [await _object(call)])
 
 
-async def _put_items(call: Call, given: list[dict[str, Any]]) -> dict[str, int]:
+async def _put_items(call: DoorCall, given: list[dict[str, Any]]) -> dict[str, int]:
     profiles, facts = {}, dict[Id, Facts | None]()
     for index, one in enumerate(given):
         item = call.backend.item(field(one, "ItemId", index))
@@ -86,21 +86,21 @@ async def _put_items(call: Call, given: list[dict[str, Any]]) -> dict[str, int]:
     return await _stored(call, "item", profiles)
 
 
-async def _modify_item(call: Call) -> dict[str, int]:
+async def _modify_item(call: DoorCall) -> dict[str, int]:
     patch = _given(await _object(call))
     return await _put_items(call, [{**await _get_item(call), **patch, "ItemId": str(call.item())}])
 
 
-async def _get_item(call: Call) -> dict[str, Any]:
+async def _get_item(call: DoorCall) -> dict[str, Any]:
     item = call.item()
     return _shown(call, item, await _profile(call, "item", str(item)))
 
 
-async def _get_items(call: Call) -> dict[str, Any]:
+async def _get_items(call: DoorCall) -> dict[str, Any]:
     return await _page(call, "item", "Items", lambda one, body: _shown(call, call.backend.item(one), body))
 
 
-async def _delete_item(call: Call) -> dict[str, int]:
+async def _delete_item(call: DoorCall) -> dict[str, int]:
     """The item is in no list any more; feedback about it stays in the log."""
     item = call.item()
     await _profile(call, "item", str(item))
@@ -108,17 +108,17 @@ async def _delete_item(call: Call) -> dict[str, int]:
     return await _stored(call, "item", {str(item): None})
 
 
-async def _put_category(call: Call) -> dict[str, int]:
+async def _put_category(call: DoorCall) -> dict[str, int]:
     item, category = await _get_item(call), call.path("category")
     return await _put_items(call, [{**item, "Categories": [*item["Categories"], category]}])
 
 
-async def _delete_category(call: Call) -> dict[str, int]:
+async def _delete_category(call: DoorCall) -> dict[str, int]:
     item, category = await _get_item(call), call.path("category")
     return await _put_items(call, [{**item, "Categories": [one for one in item["Categories"] if one != category]}])
 
 
-def _shown(call: Call, item: Id, body: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(call: DoorCall, item: Id, body: Mapping[str, Any]) -> dict[str, Any]:
     facts = call.backend.facts.get(item) or Facts()
     known = {"Labels": None, "Timestamp": NEVER, "Comment": "", **body}
     return {"ItemId": str(item), "IsHidden": not facts.available, "Categories": list(facts.categories), **known}
@@ -127,7 +127,7 @@ def _shown(call: Call, item: Id, body: Mapping[str, Any]) -> dict[str, Any]:
 # Feedback.
 
 
-async def _insert_feedback(call: Call) -> dict[str, int]:
+async def _insert_feedback(call: DoorCall) -> dict[str, int]:
     given, backend = await call.objects(), call.backend
     now, events = backend.log.clock.now(), []
     for index, one in enumerate(given):
@@ -143,7 +143,7 @@ async def _insert_feedback(call: Call) -> dict[str, int]:
     return {"RowAffected": len(given)}
 
 
-def _event(call: Call, one: dict[str, Any], index: int, now: float) -> Event:
+def _event(call: DoorCall, one: dict[str, Any], index: int, now: float) -> Event:
     kind, names = field(one, "FeedbackType", index), (field(one, "UserId", index), field(one, "ItemId", index))
     user, item = call.backend.user(names[0]), call.backend.item(names[1])
     given = moment_of(one)
@@ -154,7 +154,7 @@ def _event(call: Call, one: dict[str, Any], index: int, now: float) -> Event:
     return Event(plain_id(user), plain_id(item), moment, kind, event_id, use, recommended)
 
 
-async def _get_feedback(call: Call) -> dict[str, Any]:
+async def _get_feedback(call: DoorCall) -> dict[str, Any]:
     """Everything, in the order of the log."""
     kind, n = call.request.path_params.get("type"), call.number("n", _N, _MOST_PAGE)
     cursor = call.text("cursor") or call.text("Cursor") or "0"
@@ -164,7 +164,7 @@ async def _get_feedback(call: Call) -> dict[str, Any]:
     return {"Cursor": str(events[-1].offset) if len(events) == n else "", "Feedback": list(map(_told, events))}
 
 
-async def _of_user(call: Call) -> list[dict[str, Any]]:
+async def _of_user(call: DoorCall) -> list[dict[str, Any]]:
     user, wanted = plain_id(call.user()), call.request.path_params
     events = await call.backend.from_log(lambda log: log.of_user(user, _MOST_FEEDBACK))
     if "item" in wanted:
@@ -173,14 +173,14 @@ async def _of_user(call: Call) -> list[dict[str, Any]]:
     return [_told(event) for event in events if event.type == wanted.get("type", event.type)]
 
 
-async def _one_feedback(call: Call) -> dict[str, Any]:
+async def _one_feedback(call: DoorCall) -> dict[str, Any]:
     found = await _of_user(call)
     if not found:
         raise ServiceError(404, "not_found", "There is no such feedback.")
     return found[0]
 
 
-async def _delete_feedback(call: Call) -> dict[str, Any]:
+async def _delete_feedback(call: DoorCall) -> dict[str, Any]:
     kind = call.request.path_params.get("type")
     count = await call.backend.retract(call.user(), call.item(), kind)
     return {"RowAffected": count, "Note": "It is in no history any more; what was learned from it stays in the model."}
@@ -196,7 +196,7 @@ def _told(event: StoredEvent) -> dict[str, Any]:
 # Lists.
 
 
-async def _recommend(call: Call) -> list[Any]:
+async def _recommend(call: DoorCall) -> list[Any]:
     user, kind = call.user(), call.text("write-back-type")
     if call.text("write-back-delay"):
         raise _not_here("write-back-delay", "the list is written back at once; leave the delay out")
@@ -213,11 +213,11 @@ async def _recommend(call: Call) -> list[Any]:
     return [one["Id"] for one in scores]
 
 
-async def _scored(call: Call) -> list[Any]:
+async def _scored(call: DoorCall) -> list[Any]:
     return await _list(call, Query(user=call.user()))
 
 
-async def _session(call: Call) -> list[Any]:
+async def _session(call: DoorCall) -> list[Any]:
     given = await call.objects()
     when = [moment_of(one) or 0.0 for one in given]
     items = [call.backend.item(field(one, "ItemId", index)) for index, one in enumerate(given)]
@@ -225,13 +225,13 @@ async def _session(call: Call) -> list[Any]:
     return await _list(call, Query(source="history", items=tuple(ordered)))
 
 
-async def _neighbours(call: Call) -> list[Any]:
+async def _neighbours(call: DoorCall) -> list[Any]:
     item = call.item()
     known = await call.backend.coalescer.look(lambda model, _: int(model.items.rows([item])[0]) >= 0)
     return await _list(call, Query(source="similar", user=_reader(call), items=(item,))) if known else []
 
 
-async def _popular(call: Call) -> list[Any]:
+async def _popular(call: DoorCall) -> list[Any]:
     name = call.request.path_params.get("name", "popular")
     if name == "latest":
         return await _latest(call)
@@ -240,7 +240,7 @@ async def _popular(call: Call) -> list[Any]:
     return await _list(call, Query(source="popular", user=_reader(call)))
 
 
-async def _latest(call: Call) -> list[Any]:
+async def _latest(call: DoorCall) -> list[Any]:
     n, offset = _window(call)
     wanted, facts = set(_categories(call)), call.backend.facts
     reader, seen = _reader(call), set[int | str]()
@@ -265,7 +265,7 @@ async def _latest(call: Call) -> list[Any]:
     return await call.backend.reading(found)
 
 
-async def _list(call: Call, query: Query) -> list[dict[str, Any]]:
+async def _list(call: DoorCall, query: Query) -> list[dict[str, Any]]:
     n, offset = _window(call)
     wanted = _categories(call)
     rules = Rules(filter={"category": wanted}) if wanted else NO_RULES
@@ -275,19 +275,19 @@ async def _list(call: Call, query: Query) -> list[dict[str, Any]]:
     return [{"Id": str(one.item), "Score": one.score or 0.0} for one in listed.items[offset:]]
 
 
-def _window(call: Call) -> tuple[int, int]:
+def _window(call: DoorCall) -> tuple[int, int]:
     n, offset = call.number("n", _N, MOST_K) or _N, call.number("offset", 0, MOST_K)
     if n + offset > MOST_K:
         raise ServiceError(400, "invalid", f"n + offset = {n + offset}; lists have {MOST_K} items at most.")
     return n, offset
 
 
-def _categories(call: Call) -> list[str]:
+def _categories(call: DoorCall) -> list[str]:
     named = [call.path("category")] if "category" in call.request.path_params else []
     return [checked_text(one, "category") for one in (*named, *call.request.query_params.getlist("category")) if one]
 
 
-def _reader(call: Call) -> Id | None:
+def _reader(call: DoorCall) -> Id | None:
     text = call.text("user-id")
     return None if text is None else call.backend.user(text)
 
@@ -295,7 +295,7 @@ def _reader(call: Call) -> Id | None:
 # The rest.
 
 
-async def _object(call: Call) -> dict[str, Any]:
+async def _object(call: DoorCall) -> dict[str, Any]:
     body = await call.json()
     if not isinstance(body, dict):
         raise ServiceError(400, "invalid", "The body must be an object.")
@@ -306,33 +306,33 @@ def _given(patch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in patch.items() if value is not None}
 
 
-async def _profile(call: Call, kind: Any, one: str) -> dict[str, Any]:
+async def _profile(call: DoorCall, kind: Any, one: str) -> dict[str, Any]:
     body = await call.backend.from_log(lambda log: log.profile(kind, one))
     if body is None:
         raise ServiceError(404, "not_found", f"There is no such {kind}.")
     return {**user_profile({}), **body} if kind == "user" else body
 
 
-async def _stored(call: Call, kind: Any, profiles: Mapping[str, Mapping[str, Any] | None]) -> dict[str, int]:
+async def _stored(call: DoorCall, kind: Any, profiles: Mapping[str, Mapping[str, Any] | None]) -> dict[str, int]:
     if profiles:
         await asyncio.wrap_future(call.backend.log.put_profiles(kind, profiles))
     return {"RowAffected": len(profiles)}
 
 
-async def _page(call: Call, kind: Any, name: str, shown: Any) -> dict[str, Any]:
+async def _page(call: DoorCall, kind: Any, name: str, shown: Any) -> dict[str, Any]:
     n, cursor, text = call.number("n", _N, _MOST_PAGE), call.text("cursor") or call.text("Cursor"), call.text("q")
     found = await call.backend.from_log(lambda log: log.profiles(kind, cursor or "", n, text or ""))
     plain = [shown(one, {**user_profile({}), **body} if kind == "user" else body) for one, body in found]
     return {"Cursor": found[-1][0] if len(found) == n and n else "", name: plain}
 
 
-async def _health(call: Call) -> dict[str, Any]:
+async def _health(call: DoorCall) -> dict[str, Any]:
     if call.request.url.path.endswith("ready"):
         call.backend.require_ready()
     return {"Ready": call.backend.ready}
 
 
-async def _absent(call: Call) -> None:
+async def _absent(call: DoorCall) -> None:
     raise _not_here(f"{call.request.method} {call.request.url.path[:80]}", "GET /openapi.json has melon's own routes")
 
 

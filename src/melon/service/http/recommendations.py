@@ -19,7 +19,7 @@ from melon.learning.model import LiveModel
 from melon.service.answers import AnsweredList, about_model
 from melon.service.answers import Query as Wanted
 from melon.service.backend import Backend
-from melon.service.config import MOST_DIVERSE, MOST_WORK, WORK_OF_A_REQUEST
+from melon.service.config import MOST_CAPPED, MOST_DIVERSE, MOST_WORK, WORK_OF_A_REQUEST
 from melon.service.http.errors import answers
 from melon.service.http.shapes import MOST_WAIT_MS, ExplainOut, K, ListOut, ListsIn, ListsOut
 from melon.service.http.strict import SLASH, Route, needs, ready_backend
@@ -81,8 +81,9 @@ async def recommend_many(request: Request, wanted: ListsIn) -> Response:
     stale = wanted.after is not None and not await backend.wait_for(wanted.after, wanted.wait_ms / 1000)
     rules = wanted.rules
     work = work_of(wanted)
-    if rules.diversity and wanted.k > MOST_DIVERSE:
-        raise ServiceError(400, "too_much_work", f"With diversity, k is {MOST_DIVERSE} at most, not {wanted.k}.")
+    for rule, most in (("diversity", MOST_DIVERSE), ("at_most", MOST_CAPPED)):
+        if getattr(rules, rule) and wanted.k > most:
+            raise ServiceError(400, "too_much_work", f"With {rule}, k is {most} at most, not {wanted.k}.")
     if work > MOST_WORK:
         raise ServiceError(
             400, "too_much_work", f"The request would take {work} units of work; {MOST_WORK} are allowed.",
@@ -110,11 +111,13 @@ async def recommend_many(request: Request, wanted: ListsIn) -> Response:
     lists = await unless_gone(request, backend.lists(queries))
 
     def encoded() -> bytes:
-        results = [
-            {**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch}
+        # One by one: the encoder keeps the interpreter to itself, and others must not wait for all of them.
+        results = b",".join(
+            to_json({**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch})
             for query, listed in zip(queries, lists, strict=True)
-        ]
-        return to_json({"results": results, "model": lists[0].about, "stale": stale, "ms": _ms(started)})
+        )
+        rest = to_json({"model": lists[0].about, "stale": stale, "ms": _ms(started)})
+        return b'{"results":[' + results + b"]," + rest[1:]
 
     return _json(encoded() if work < _IN_THREAD else await backend.reading(encoded))
 

@@ -18,7 +18,7 @@ from fastapi import APIRouter
 from melon.data.ids import Id
 from melon.errors import DataError, ServiceError
 from melon.service.config import MOST_EVENTS
-from melon.service.http.doors import Call, add
+from melon.service.http.doors import DoorCall, add
 from melon.service.http.strict import Headers
 from melon.service.ids import checked_text, plain_id, read_time, to_seconds
 from melon.service.log.base import Event
@@ -31,12 +31,12 @@ _ITEMS = ("product_id", "item_id", "productId", "itemId", "sku")
 _CALLS = ("track", "identify", "alias")
 
 
-async def _one(call: Call) -> dict[str, Any]:
+async def _one(call: DoorCall) -> dict[str, Any]:
     body = await call.json()
     return await _take(call, [{**body, "type": call.request.url.path.rpartition("/")[2]}] if _is(body) else None)
 
 
-async def _batch(call: Call) -> dict[str, Any]:
+async def _batch(call: DoorCall) -> dict[str, Any]:
     body = await call.json()
     batch = body.get("batch") if _is(body) else None
     if isinstance(batch, list) and len(batch) > MOST_EVENTS:
@@ -49,7 +49,7 @@ def _is(one: Any) -> bool:
     return isinstance(one, dict)
 
 
-async def _take(call: Call, calls: list[dict[str, Any]] | None, skew: float = 0.0) -> dict[str, Any]:
+async def _take(call: DoorCall, calls: list[dict[str, Any]] | None, skew: float = 0.0) -> dict[str, Any]:
     """Do what a list of calls says, in its order; one that is not valid refuses all."""
     if calls is None:
         raise ServiceError(400, "invalid", "The body must be a call, or an object with a list of calls as its batch.")
@@ -81,7 +81,7 @@ async def _take(call: Call, calls: list[dict[str, Any]] | None, skew: float = 0.
     return {"success": True, "ignored": ignored}
 
 
-def _plan(call: Call, one: Mapping[str, Any], users: dict[Any, Any], skew: float) -> Iterator[tuple[str, Any]]:
+def _plan(call: DoorCall, one: Mapping[str, Any], users: dict[Any, Any], skew: float) -> Iterator[tuple[str, Any]]:
     """What a call comes to: events, traits, an alias, or nothing."""
     kind, backend = one.get("type"), call.backend
     if kind not in _CALLS:
@@ -97,7 +97,7 @@ def _plan(call: Call, one: Mapping[str, Any], users: dict[Any, Any], skew: float
         yield from (("event", event) for event in _events(call, one, user, skew))
 
 
-def _person(call: Call, one: Mapping[str, Any], users: Mapping[Any, Any]) -> Id:
+def _person(call: DoorCall, one: Mapping[str, Any], users: Mapping[Any, Any]) -> Id:
     """Whom a call is about; a visitor who turned out to be a user is that user."""
     given = _named(one)
     if not given:
@@ -114,7 +114,7 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _events(call: Call, one: Mapping[str, Any], user: Id, skew: float) -> Iterator[Event]:
+def _events(call: DoorCall, one: Mapping[str, Any], user: Id, skew: float) -> Iterator[Event]:
     name = one.get("event")
     if not isinstance(name, str):
         raise DataError("a track call needs an event, which is a text.")
@@ -139,14 +139,14 @@ def _events(call: Call, one: Mapping[str, Any], user: Id, skew: float) -> Iterat
         yield Event(plain_id(user), plain_id(known), moment, kind, event_id, use, recommended)
 
 
-async def _identify(call: Call, user: Id, traits: Mapping[str, Any]) -> None:
+async def _identify(call: DoorCall, user: Id, traits: Mapping[str, Any]) -> None:
     name = str(user)
     known = await call.backend.from_log(lambda log: log.profile("user", name)) or {}
     profile = {"Comment": "", **known, "Labels": {**_object(known.get("Labels")), **traits}}
     await asyncio.wrap_future(call.backend.log.put_profiles("user", {name: profile}))
 
 
-def _skew(call: Call, sent: Any) -> float:
+def _skew(call: DoorCall, sent: Any) -> float:
     """How far the client's clock is behind ours, by when it says that it sent the batch."""
     if not isinstance(sent, str):
         return 0.0

@@ -17,7 +17,8 @@ from fastapi.routing import APIRoute
 from melon.errors import ServiceError
 from melon.service.backend import Backend
 from melon.service.config import LOOPBACK, MOST_DEPTH
-from melon.service.keys import TOKEN, KeyScope
+from melon.service.keys import KeyScope
+from melon.service.log.files import TOKEN
 
 #: Stands for a slash inside an id, which the path has as %2F. Ids have no control characters, so nothing is lost.
 SLASH = "\x1f"

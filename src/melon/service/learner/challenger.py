@@ -30,7 +30,7 @@ from melon.service.learner.start import deployed, fingerprint
 from melon.service.log.base import LoggedStep, LogId, Position, Published
 from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
 from melon.service.log.events import LogReader
-from melon.service.log.files import Closing, Held, Reader, open_writer, runs, transaction
+from melon.service.log.files import Closing, Held, Reader, Sqlite, place_of, runs
 from melon.service.log.steps import DeltaFeed, StepReader
 from melon.types import Plain
 
@@ -73,7 +73,7 @@ class ChallengerReader(Reader):
     """How a challenger does, read-only; not shared between threads."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        super().__init__(home(folder, name) / RESULTS)
+        super().__init__(home(folder, name), RESULTS)
 
     def totals(self, by: float) -> dict[str, Any]:
         """Its counters at a moment (seconds); nothing where it had not begun."""
@@ -107,8 +107,8 @@ class Challenger(Closing):
         self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._held = Held(settings.folder / FOLDER, name)
         try:
-            self._log, self._steps = LogReader(settings.folder), StepReader(settings.folder)
-            self._results = open_writer(self._home / RESULTS, "OFF", _SCHEMA)
+            self._log, self._steps = LogReader(place_of(settings)), StepReader(place_of(settings))
+            self._results = Sqlite(self._home / RESULTS, "OFF", _SCHEMA)
             self._checkpoints = Checkpoints(self._home)
             self._saver = Saver(self._checkpoints)
             self._feed = (
@@ -145,7 +145,7 @@ class Challenger(Closing):
             saved = SavedModel(model, Position(version, 0, 0, NOTHING), self._log.log_id, extra)
         saved.model.warm_up()
         # What came after the checkpoint is learned again, so that it is counted again.
-        self._results.execute("DELETE FROM results WHERE batch > ?", (saved.position.batch,))
+        self._results.rows("DELETE FROM results WHERE batch > ?", (saved.position.batch,))
         self._totals: Mapping[str, Any] = saved.extra.get("totals", {})
         self._extra = {name: value for name, value in saved.extra.items() if name not in ("model", "service")}
         self.replay = ReplayState(saved.model, saved.position, self._log, self._without)
@@ -186,7 +186,7 @@ class Challenger(Closing):
             if self._feed is not None:
                 self._feed.drop(up_to=following.number)
         if following.switched and self.name == FORMER:
-            self._results.execute("DELETE FROM results")
+            self._results.rows("DELETE FROM results")
             self._begin()  # with the model that was served until this step
         elif following.switched and unlearned(self._log, self._steps) != self._without:
             self._begin()  # from the first step on, without the people who are unlearned
@@ -242,10 +242,10 @@ class Challenger(Closing):
         if step.done < self._written + _EACH_S and next(self._steps.after(step.number), None) is not None:
             return
         self._written = step.done
-        with transaction(self._results):
+        with self._results.transaction():
             values = (step.done, step.number, step.last, json.dumps(self._totals))
-            self._results.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", values)
-            self._results.execute("DELETE FROM results WHERE done < ?", (step.done - _KEPT_S,))
+            self._results.rows("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", values)
+            self._results.rows("DELETE FROM results WHERE done < ?", (step.done - _KEPT_S,))
 
     def run(self, stop: threading.Event) -> None:
         """Go on until stopped; then save."""
@@ -271,7 +271,7 @@ def run_challenger(settings: ServeSettings, name: str, stop: threading.Event | N
             signal.signal(number, lambda *_: stop.set())
     while not stop.is_set():
         try:
-            with StepReader(settings.folder) as steps:
+            with StepReader(place_of(settings)) as steps:
                 saved = Checkpoints(home(settings.folder, name)).numbers() if name == FORMER else []
                 step = steps.step(saved[-1]) if saved else steps.last()
                 if step is not None and step.done is not None:

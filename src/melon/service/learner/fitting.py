@@ -23,6 +23,7 @@ from melon.service.learner.replay_state import ReplayState, typed
 from melon.service.learner.start import COLD, cold_model
 from melon.service.log.base import LogId, Position
 from melon.service.log.events import LogReader
+from melon.service.log.files import Place, place_of
 from melon.service.log.steps import StepReader
 from melon.service.process import die_with
 
@@ -66,6 +67,7 @@ class Fitter:
         about = {
             "parent": os.getpid(),
             "folder": str(given.folder),
+            "url": place_of(given).url,
             "out": str(self._folder / str(offset)),
             "offset": offset,
             "minutes": given.fit_minutes,
@@ -160,14 +162,14 @@ def main(about: dict[str, Any]) -> None:
     """
     die_with(about["parent"])
     os.nice(10)
-    folder, out, without = Path(about["folder"]), Path(about["out"]), dict(about["without"])
+    place, out, without = Place(Path(about["folder"]), about["url"]), Path(about["out"]), dict(about["without"])
     (out / MANIFEST).unlink(missing_ok=True)
     if about["version"].startswith(FITTED):
-        _fit(folder, out, about, without)
+        _fit(place, out, about, without)
     else:
         _start_anew(out, about, without)
     behind = about["offset"]
-    with LogReader(folder) as log, StepReader(folder) as steps:
+    with LogReader(place) as log, StepReader(place) as steps:
         while True:
             replay, extra = caught_up(out, about["offset"], about["version"], log, steps, without)
             if about["max_pairs"]:
@@ -178,10 +180,10 @@ def main(about: dict[str, Any]) -> None:
                 return
 
 
-def _fit(folder: Path, out: Path, about: dict[str, Any], without: Collection[LogId]) -> None:
+def _fit(place: Place, out: Path, about: dict[str, Any], without: Collection[LogId]) -> None:
     from melon.estimator import Melon
 
-    with LogReader(folder) as log:
+    with LogReader(place) as log:
         gone, users = log.retracted(), log.users_of()
         stored = [
             one

@@ -1,4 +1,4 @@
-"""What is watched while learning goes on: how far batches move rows, lag, loss and quality; alarms for operators."""
+"""What is watched while learning goes on: how far batches move rows, lag and quality; alarms for operators."""
 
 from __future__ import annotations
 
@@ -80,7 +80,6 @@ REMEDIES = {
     "fit": "Read the fit's message in the service's log. The model that is served goes on, and the fit is repeated.",
     "promote": "See whether the challenger runs and has caught up (GET /v1/status), then promote it again.",
     "checkpoint": "Make room on the disk and check the folder's rights; `melon doctor --data FOLDER` says more.",
-    "loss": "Deploy the model with a smaller learning rate, or fit it again on the log.",
     "lag": "If it shrinks, wait. If it grows, give the learner a core of its own or post more events in one request.",
     "promise": "See what changed in the traffic since the model was fitted; fit it again, or promote a challenger.",
     "unknown": "See what is posted: a new catalogue, ids in another form, robots? New ids are learned by themselves.",
@@ -159,8 +158,7 @@ class Promise(NamedTuple):
     def of(cls, extra: Mapping[str, Any]) -> Promise | None:
         """What came with a model; None where nothing was chosen."""
         about = extra.get("estimator") or {}
-        choices = [one for name, one in (about.get("choices") or {}).items() if name != "pretrain"]
-        score = choices[0].get("score") if choices else None
+        score = about.get("window_score")
         return cls(score, about.get("strategy") == "auto") if isinstance(score, float) else None
 
     def broken(self, counts: Mapping[str, Any], least: int) -> str | None:
@@ -196,7 +194,7 @@ def unknown_ids(now: Mapping[str, Any], before: Mapping[str, Any], least: int) -
 
 
 class Watch:
-    """Looks at lag, loss and quality, and raises alarms."""
+    """Looks at lag and quality, and raises alarms."""
 
     def __init__(
         self,
@@ -207,17 +205,6 @@ class Watch:
     ) -> None:
         self._settings, self._log, self._book, self._alarm = settings, log, book, alarm
         self._looked = self._judged = 0.0
-        self._rising = 0
-
-    def loss(self, *, rose: bool | None) -> None:
-        """Say so where learning made the loss of its own events higher three times running."""
-        if rose is None:
-            return
-        self._rising = self._rising + 1 if rose else 0
-        text = (
-            "three times running, events have a higher loss after they were learned than before: a step (lr) too large?"
-        )
-        self._alarm("loss", text if self._rising >= 3 else None)
 
     def look(self, position: Position, totals: Mapping[str, Any], promise: Promise | None = None) -> None:
         """Once a second: say so where the learner is too far behind; once a minute, where a baseline is better."""

@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from melon.errors import CheckpointError, LearningError, LogError
+from melon.errors import CheckpointError, HeldError, LearningError, LogError, MelonError, StorageError
 from melon.learning.deltas import chained, state_digest
 from melon.service.config import FORMER, ServeSettings
 from melon.service.learner.challenger import START, forgotten_by_challengers, handed_over, home, named
@@ -35,13 +34,18 @@ from melon.service.learner.start import COLD, begin, differences, surroundings, 
 from melon.service.log.base import LoggedStep, Position, Published, StepKind
 from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
 from melon.service.log.events import LogReader
-from melon.service.log.files import EVENTS, Closing, Held, Reader, until_there_is_room
-from melon.service.log.steps import DeltaFeed, StepBook
+from melon.service.log.files import EVENTS, Closing, Held, Place, Reader, place_of, until_there_is_room
+from melon.service.log.steps import DeltaFeed, StepBook, StepReader
+
+if TYPE_CHECKING:
+    from melon.service.log.postgres import Lease
 
 logger = logging.getLogger("melon.service")
 _POLL = 0.004
 #: Seconds after which the learner looks around although nothing was posted.
 _LOOK = 1.0
+#: Seconds between two tries of a learner that waits for its turn.
+_STAND_BY = 0.2
 #: Batches are cut to this part of their size when learning goes on by itself.
 _SMALLER = 8
 #: Controls that have another model served, and the seconds for which they wait for it.
@@ -57,21 +61,20 @@ BOOKS = ("users", "items")
 class Learner(Closing):
     """The one learner of a log. `step` takes one step if anything waits; `run` goes on until it is stopped."""
 
-    def __init__(self, settings: ServeSettings) -> None:
-        self.settings = settings
-        self._held = Held(settings.folder, "learner")
+    def __init__(self, settings: ServeSettings, standby: Standby | None = None) -> None:
+        self.settings, place = settings, place_of(settings)
+        self._held = Held(settings.folder, "learner") if standby is None else standby.held
+        self._lease = None if standby is None else standby.lease
         try:
-            self.log = LogReader(settings.folder)
-            self.book = StepBook(settings.folder)
-            self.feed = DeltaFeed(
-                settings.folder, seconds=settings.keep_deltas_s, most_bytes=settings.keep_deltas_bytes
-            )
-            self.checkpoints = Checkpoints(settings.folder)
+            self._lease = self._lease or place.lease("learner")
+            self.log, self.book = LogReader(place), StepBook(place)
+            self.feed = DeltaFeed(place, seconds=settings.keep_deltas_s, most_bytes=settings.keep_deltas_bytes)
+            self.checkpoints = Checkpoints(place)
             self._saver, self._fitter = Saver(self.checkpoints), Fitter(settings)
             self._alarm = Alarms(lambda texts: self._insist(lambda: self.book.state(alarms=json.dumps(texts))))
             self._watch = Watch(settings, self.log, self.book, self._alarm)
             self._stopping: Callable[[], bool] = lambda: False
-            saved = begin(settings, self.book, self.checkpoints, self.log)
+            saved = begin(settings, self.book, self.checkpoints, self.log, None if standby is None else standby.saved)
             self.book.state(alarms="{}")  # what a learner before this one said is over
             self._around = surroundings(settings.threads)
             epochs = self.book.epochs()
@@ -79,7 +82,7 @@ class Learner(Closing):
             self._before = epochs[-1] if epochs else self._around
             self.recover(saved)
         except BaseException:
-            self._held.close()
+            self._let_go()
             raise
 
     def close(self) -> None:
@@ -88,7 +91,18 @@ class Learner(Closing):
         self._saver.close()
         for file in (self.log, self.book, self.feed):
             file.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._held.close()
+        if self._lease is not None:
+            self._lease.close()
+
+    def _beat(self) -> None:
+        """Give a sign of life."""
+        self._held.beat()
+        if self._lease is not None:
+            self._lease.beat()
 
     @property
     def position(self) -> Position:
@@ -101,7 +115,7 @@ class Learner(Closing):
         """Be where the recorded steps lead to: from a checkpoint, by taking the steps behind it again."""
         self.extra, self._version = saved.extra, saved.position.version
         self.replay = ReplayState(saved.model, saved.position, self.log, unlearned(self.log, self.book))
-        warm_up(saved.model, self._alarm, self._held.beat)
+        warm_up(saved.model, self._alarm, self._beat)
         last = self.book.last()
         self.feed.drop(above=last.number if last else 0)
         self._totals: Mapping[str, Any] = last.totals if last else {}
@@ -112,7 +126,7 @@ class Learner(Closing):
         self._small = 0  # batches to go that are cut small
         self._guard = Guard(self.settings.guard, [step.about for step in reversed(learned)])
         self._saved_at, self._saved_offset = time.monotonic(), saved.position.offset
-        self._must_save = False
+        self._must_save = saved.position.batch not in self.checkpoints.numbers()
         self.quality = Quality(self.settings.negatives, self.settings.seed, self._frozen())
         #: A step that waits for a challenger's model, and until when.
         self._promoting: tuple[LoggedStep, float] | None = None
@@ -129,7 +143,7 @@ class Learner(Closing):
 
     def _again(self, step: LoggedStep) -> None:
         """Take a recorded step again; its delta is published where it is missing."""
-        self._held.beat()
+        self._beat()
         if step.switched:
             where = self.checkpoints.path(step.number)
             raise CheckpointError(f"step {step.number} switched to another model, whose checkpoint {where} is missing.")
@@ -202,7 +216,6 @@ class Learner(Closing):
                 outcome = self.replay.perform(step, retried)
                 if step.kind == "events":
                     outcome = replace(outcome, about={**outcome.about, **norms(self.replay.model.updater)})
-                    self._watch.loss(rose=self.quality.loss_rose(self.replay.model))
                 reason = self._guard.judge(outcome.about)
                 broken = reason is not None
             except LearningError as error:
@@ -442,7 +455,7 @@ class Learner(Closing):
             if wait > 0:
                 time.sleep(wait)
             last = time.monotonic()
-            self._held.beat()
+            self._beat()
             if not self.step():
                 time.sleep(_POLL)
                 end = last + _LOOK
@@ -482,24 +495,110 @@ def run_learner(settings: ServeSettings, stop: threading.Event | None = None) ->
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-    _await(settings.folder, stop)
+    _await(place_of(settings), stop)
     if stop.is_set():
         return
-    with using_threads(settings.threads), Learner(settings) as learner:
+    with using_threads(settings.threads):
+        while not stop.is_set():
+            try:
+                _learn_in_turn(settings, stop)
+            except (HeldError, StorageError) as problem:
+                if place_of(settings).url is None:
+                    raise
+                logger.warning("learning ends, and waits for its turn: %s", problem)
+                stop.wait(0.5)
+
+
+def _learn_in_turn(settings: ServeSettings, stop: threading.Event) -> None:
+    """Wait for the right to learn, and learn until the process is stopped or the right or the database is lost."""
+    with Standby(settings) as standby:
+        standby.wait(stop)
+        if stop.is_set():
+            standby.held.close()
+            return
+        learner = Learner(settings, standby)
+    with learner:
         logger.info("learning from batch %d, offset %d", learner.position.batch, learner.position.offset)
         learner.run(stop)
 
 
-def _await(folder: Path, stop: threading.Event) -> None:
+class Standby(Closing):
+    """A learner that waits for its turn: it takes the steps that another has recorded, so that it can go on at once.
+
+    Where the log is in a folder, its turn is now. What it holds goes to the learner that is made of it.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings, self._place = settings, place_of(settings)
+        self.held = Held(settings.folder, "learner")
+        self.lease: Lease | None = None
+        self._replay: ReplayState | None = None
+        self._saved: SavedModel | None = None
+        self._log: LogReader | None = None
+
+    @property
+    def saved(self) -> SavedModel | None:
+        """The model as far as it has come, if it has begun."""
+        if self._saved is None or self._replay is None:
+            return None
+        return replace(self._saved, model=self._replay.model, position=self._replay.position)
+
+    def wait(self, stop: threading.Event) -> None:
+        """Wait for the right to learn, and follow who has it."""
+        while self._place.url is not None and not stop.is_set():
+            self.held.beat()
+            try:
+                self.lease = self._place.lease("learner")
+            except HeldError as held:
+                if self._log is None:
+                    logger.info("%s This one stands by.", held)
+                    self._log = LogReader(self._place)
+                self._follow(self._log)
+                stop.wait(_STAND_BY)
+            except StorageError as problem:
+                logger.warning("%s", problem)
+                stop.wait(1.0)
+            else:
+                return
+
+    def _follow(self, log: LogReader) -> None:
+        try:
+            with StepReader(self._place) as steps:
+                if self._replay is None:
+                    self._saved = Checkpoints(self._place).newest()
+                    if self._saved is None:
+                        return
+                    self._saved.model.warm_up()
+                    self._replay = ReplayState(self._saved.model, self._saved.position, log, unlearned(log, steps))
+                for step in steps.after(self._replay.position.batch):
+                    if step.done is None:
+                        return
+                    if (
+                        step.kind == "switch"
+                        or self._replay.perform(step, steps.retried_by(step)).digest != step.digest
+                    ):
+                        self._replay = None  # the next checkpoint leads past it
+                        return
+        except MelonError as problem:
+            logger.info("standing by: %s", problem)
+            self._replay = None
+
+    def close(self) -> None:
+        """Close what it reads; what the learner has taken stays open."""
+        if self._log is not None:
+            self._log.close()
+
+
+def _await(place: Place, stop: threading.Event) -> None:
     """Wait until there is a log: the process that takes events makes it."""
     warn = time.monotonic() + 5.0
     while not stop.is_set():
         try:
-            with Reader(folder / EVENTS) as reader:
+            with Reader(place, EVENTS) as reader:
                 if reader.has("meta"):
                     return
         except LogError:
             if time.monotonic() > warn:
-                logger.info("waiting for a log in %s; the process that takes events makes it", folder)
+                logger.info("waiting for a log in %s; the process that takes events makes it", place)
                 warn += 60.0
         stop.wait(0.05)

@@ -18,7 +18,6 @@ from melon.evaluation.lists import better_and_equal
 from melon.evaluation.ranking import METRICS, rank_first
 from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
-from melon.models.base import Context
 from melon.service.learner.replay_state import Learnable
 from melon.stream.candidates import LiveCandidates
 from melon.stream.pairs import pair_keys
@@ -31,8 +30,6 @@ LISTED, TRACKS = (*MODELS, "own"), ("all", "first")
 PARTS = ("organic", "recommended", "repeats")
 #: One event in this many is also ranked among all items, as long as that takes no more than this share of a core.
 SAMPLED, _SHARE = 50, 0.02
-#: The loss before and after a step is compared on this many events of a batch, and judged on as many at least.
-_PROBED = 32
 _Z = 1.96
 
 
@@ -75,9 +72,7 @@ class Quality:
         self._candidates = LiveCandidates(seed=seed, count=negatives) if negatives else None
         self.frozen = frozen
         self._began, self._spent = time.monotonic(), 0.0
-        self._probe: tuple[Ints, Ints, Floats] | None = None
         self.hits: Plain = {}
-        self._rises: list[float] = []
 
     def rank(self, model: LiveModel, events: Learnable) -> tuple[Plain, RankedEvents | None]:
         """Ranks of a batch that the model has not learned yet, and counters of what cannot be ranked."""
@@ -103,7 +98,7 @@ class Quality:
 
     def measure(self, model: LiveModel, events: Learnable) -> Plain:
         """Counters of a batch that the model has not learned yet; `hits` has those of its events one by one."""
-        self._probe, self.hits = None, {}
+        self.hits = {}
         counts, ranked = self.rank(model, events)
         if ranked is None:
             return counts
@@ -122,9 +117,6 @@ class Quality:
                 counts[name][kind] = rank_counts(rank[some])
                 if name != "served":
                     counts[name][kind] |= _duel(ranks["served"][some], rank[some])
-        known = users < model.updater.history.of_users.rows
-        some = users[known][:_PROBED], offered[known][:_PROBED]
-        self._probe = *some, _losses(model.updater, *some, moment)
         return counts | self.whole_lists(model, ranked, baselines=True)
 
     def whole_lists(self, model: LiveModel, ranked: RankedEvents, *, baselines: bool = False) -> Plain:
@@ -169,21 +161,6 @@ class Quality:
             }
         self._spent += time.thread_time() - started
         return {"lists": counts}
-
-    def loss_rose(self, model: LiveModel) -> bool | None:
-        """Whether events that were measured clearly have a higher loss now that they are learned (95 %, by event).
-
-        Events of small batches are put together; None until there are enough.
-        """
-        if self._probe is None:
-            return None
-        users, offered, before = self._probe
-        if len(users):
-            self._rises += (_losses(model.updater, users, offered, model.last_time) - before).tolist()
-        if len(self._rises) < _PROBED:
-            return None
-        rises, self._rises = np.array(self._rises), []
-        return bool(rises.mean() > _Z * rises.std(ddof=1) / math.sqrt(len(rises)))
 
 
 def added(totals: Mapping[str, Any], counts: Mapping[str, Any]) -> Plain:
@@ -254,19 +231,6 @@ def _duel(served: Floats, baseline: Floats) -> Plain:
         "won@10": int(((served <= 10) & (baseline > 10)).sum()),
         "lost@10": int(((served > 10) & (baseline <= 10)).sum()),
     }
-
-
-def _losses(updater: Updater, users: Ints, offered: Ints, time: int) -> Floats:
-    """The mean of log(1 + exp(other - taken)) of each event, as far as its rows say.
-
-    What a head adds is left out: it also goes by what was counted, and after an event that knows of the event itself.
-    """
-    if not updater.recommender.specs:
-        return np.zeros(len(users))
-    context = Context(time=time, history=updater.history, moment=updater.moment(time))
-    scores = updater.recommender.row_scores(users, offered, context).astype(np.float64)
-    losses: Floats = np.logaddexp(0.0, scores[:, 1:] - scores[:, :1]).mean(axis=1)
-    return losses
 
 
 #: The sum of squares that the interval of NDCG@10 needs.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import apsw
 import numpy as np
 
 from melon.errors import LogError
@@ -19,7 +18,7 @@ from melon.service.learner.start import check_together
 from melon.service.log.base import LoggedStep, LogId, Position
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import LogReader
-from melon.service.log.files import BATCHES, DELTAS, EVENTS, Reader, way_out
+from melon.service.log.files import BATCHES, DELTAS, EVENTS, Place, Reader, way_out
 from melon.service.log.steps import DeltaReader, StepReader
 from melon.strategies.registry import STRATEGIES
 from melon.stream.batch import Batch
@@ -36,7 +35,7 @@ class Replayed:
 
 
 def replay(
-    folder: Path,
+    place: Place | Path,
     *,
     offset: int | None = None,
     moment: float | None = None,
@@ -47,17 +46,17 @@ def replay(
 
     `without` users or by another `strategy` it is a past that was not, in the same batches.
     """
-    with LogReader(folder) as log, StepReader(folder) as steps:
+    with LogReader(place) as log, StepReader(place) as steps:
         last = steps.last() if moment is None else steps.done_by(moment)
         if offset is not None:
             last = steps.at(offset)
         number = last.number if last else 0
-        checkpoints = Checkpoints(folder)
+        checkpoints = Checkpoints(place)
         bases = [base for base in steps.bases() if base <= number and base in checkpoints.numbers()]
         if not bases:
             first = min(steps.bases(), default=0)
             raise LogError(
-                f"{folder} can be replayed from step {first} on (somebody was forgotten there, or a checkpoint is "
+                f"{place} can be replayed from step {first} on (somebody was forgotten there, or a checkpoint is "
                 f"missing), and step {number} was asked for; ask for a later offset or time."
             )
         saved = checkpoints.load(bases[-1])
@@ -76,27 +75,26 @@ def replay(
         return Replayed(replay.model, replay.position, extra, exact)
 
 
-def verify(folder: Path) -> Iterator[str]:
+def verify(place: Place | Path) -> Iterator[str]:
     """Read every byte of files, steps, checkpoints and deltas: a line for each thing that holds, or an error."""
     try:
-        yield from _verified(folder)
-    except (apsw.Error, OSError, ArithmeticError, LookupError, TypeError, ValueError) as problem:
-        raise LogError(f"{folder} is damaged: {problem!r}; {way_out(folder / EVENTS)}") from problem
+        yield from _verified(Place.of(place))
+    except (OSError, ArithmeticError, LookupError, TypeError, ValueError) as problem:
+        raise LogError(f"{place} is damaged: {problem!r}; {way_out(EVENTS)}") from problem
 
 
-def _verified(folder: Path) -> Iterator[str]:
+def _verified(place: Place) -> Iterator[str]:
     for name in (EVENTS, BATCHES, DELTAS):
-        if (folder / name).exists():
-            with Reader(folder / name) as file:
-                file.check(thorough=True)
-            yield f"{name}: whole (SQLite {apsw.sqlite_lib_version()})"
-    with LogReader(folder) as log, StepReader(folder) as steps:
+        if place.exists(name):
+            with Reader(place, name) as file:
+                yield f"{name.removesuffix('.db')}: {file.check(thorough=True)}"
+    with LogReader(place) as log, StepReader(place) as steps:
         (offset, events), first = log.last(), log.first()
         stored, controls, last = log.counted()
         if (first == 1 and stored != events) or first + stored + controls != offset + 1 or last not in (offset, 0):
             raise LogError(
-                f"{folder / EVENTS} has {stored} events and {controls} controls from offset {first} to {offset}; "
-                f"{way_out(folder / EVENTS)}"
+                f"{place.named(EVENTS)} has {stored} events and {controls} controls from offset {first} to {offset}; "
+                f"{way_out(EVENTS)}"
             )
         for _ in log.events(1, offset):
             pass
@@ -109,12 +107,12 @@ def _verified(folder: Path) -> Iterator[str]:
             if step.number != number + 1 or step.first != reached + 1 or begun > first:
                 raise LogError(
                     f"step {step.number} begins at offset {step.first}, and the one before ends at {reached}; "
-                    f"{way_out(folder / BATCHES)}"
+                    f"{way_out(BATCHES)}"
                 )
             number, reached = step.number, max(step.last, reached)
         yield f"{number} steps cover offsets {first} to {reached}"
-        checkpoints = Checkpoints(folder)
-        check_together(folder, steps, checkpoints, log)
+        checkpoints = Checkpoints(place)
+        check_together(place, steps, checkpoints, log)
         for held in checkpoints.numbers():
             recorded, saved = steps.step(held), checkpoints.load(held)  # every byte of it is read
             if held and (recorded is None or recorded.digest != saved.position.digest) and held >= steps.bases()[-1]:
@@ -122,39 +120,39 @@ def _verified(folder: Path) -> Iterator[str]:
                     f"the checkpoint {checkpoints.path(held)} is of other steps; stop the service and move it away."
                 )
         yield f"checkpoints of steps {', '.join(map(str, checkpoints.numbers()))} are whole and fit the steps"
-        if (folder / DELTAS).exists():
-            yield f"{_checked_deltas(folder, steps)} deltas fit the steps"
-    replayed = replay(folder)
+        if place.exists(DELTAS):
+            yield f"{_checked_deltas(place, steps)} deltas fit the steps"
+    replayed = replay(place)
     yield f"replayed to step {replayed.position.batch}: the bytes are those that were recorded"
 
 
-def _checked_deltas(folder: Path, steps: StepReader) -> int:
+def _checked_deltas(place: Place, steps: StepReader) -> int:
     """Compare the content of each delta with the digests of its step and of the one before; how many there are."""
     count = number = 0
-    with DeltaReader(folder) as feed:
+    with DeltaReader(place) as feed:
         while some := feed.after(number):
             for delta in some:
                 before, step, number = steps.step(delta.number - 1), steps.step(delta.number), delta.number
                 earlier = NOTHING if number == 1 else before.digest if before is not None else b""
                 if earlier and chained(earlier, delta.content) != delta.digest:
                     raise LogError(
-                        f"delta {number} in {folder / DELTAS} is damaged; stop the service and delete the file."
+                        f"delta {number} in {place.named(DELTAS)} is damaged; stop the service and delete the file."
                     )
                 if step is not None and step.done is not None and step.digest != delta.digest:
-                    raise LogError(f"delta {number} in {folder / DELTAS} is of another step; delete the file.")
+                    raise LogError(f"delta {number} in {place.named(DELTAS)} is of another step; delete the file.")
                 count += 1
     return count
 
 
-def describe(folder: Path) -> dict[str, Any]:
+def describe(place: Place | Path) -> dict[str, Any]:
     """What is in a log, how far the learner is, and what it ran on."""
-    with LogReader(folder) as log:
+    with LogReader(place) as log:
         offset, events = log.last()
         about: dict[str, Any] = {"log": log.log_id, "events": events, "offset": offset}
-    if not (folder / BATCHES).exists():
+    if not Place.of(place).exists(BATCHES):
         return {**about, "steps": "none: no learner has run yet"}
-    with StepReader(folder) as steps:
-        meta, last, checkpoints = steps.meta(), steps.last(), Checkpoints(folder)
+    with StepReader(place) as steps:
+        meta, last, checkpoints = steps.meta(), steps.last(), Checkpoints(place)
         reached = last.last if last else 0
         return {
             **about,

@@ -22,32 +22,34 @@ from melon.service.learner.guard import Alarms
 from melon.service.log.base import Position
 from melon.service.log.checkpoints import Checkpoints, SavedModel
 from melon.service.log.events import LogReader
-from melon.service.log.files import BATCHES, DELTAS, EVENTS, way_out
+from melon.service.log.files import BATCHES, DELTAS, EVENTS, Place, place_of, way_out
 from melon.service.log.steps import StepBook, StepReader
 
 COLD = "cold"
 
 
-def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log: LogReader) -> SavedModel:
+def begin(
+    settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log: LogReader, warm: SavedModel | None = None
+) -> SavedModel:
     """The model to go on with: of the newest checkpoint that the recorded steps lead to, or the first of all.
 
     Files that do not belong together are refused with the way out: of another model or log, a log that is shorter than
-    what was learned from it, checkpoints without their steps.
+    what was learned from it, checkpoints without their steps. A `warm` model is taken where the steps lead to it.
     """
     book.check()
     meta, log_id = book.meta(), log.log_id
     name, mark = (COLD, COLD) if settings.model is None else (str(settings.model), fingerprint(settings.model))
     if "log_id" in meta and meta["log_id"] != log_id:
         raise LogError(
-            f"{settings.folder} has the log {log_id}, and its batches were cut from the log {meta['log_id']}; "
+            f"{place_of(settings)} has the log {log_id}, and its batches were cut from the log {meta['log_id']}; "
             "bring the files of one service together, or give an empty folder."
         )
     if settings.model is not None and meta.get("start", mark) != mark:
         raise LogError(
-            f"the log in {settings.folder} belongs to the model {meta['start_name']} ({meta['start'][:12]}), not to "
+            f"the log in {place_of(settings)} belongs to the model {meta['start_name']} ({meta['start'][:12]}), not to "
             f"{name} ({mark[:12]}); give that model, or another folder for this one."
         )
-    check_together(settings.folder, book, checkpoints, log)
+    check_together(place_of(settings), book, checkpoints, log)
     if "start" not in meta:
         position = Position(COLD if settings.model is None else mark[:12], 0, 0, NOTHING)
         model, extra = cold_model(settings) if settings.model is None else deployed(settings.model)
@@ -57,37 +59,40 @@ def begin(settings: ServeSettings, book: StepBook, checkpoints: Checkpoints, log
         book.state(log_id=log_id, start=mark, start_name=name, bases="[0]")
         book.sync()
         return SavedModel(model, position, log_id, extra)
-    return _newest(settings.folder, book, checkpoints)
+    recorded = None if warm is None else book.step(warm.position.batch)
+    if warm is not None and recorded is not None and recorded.digest == warm.position.digest:
+        return warm
+    return _newest(place_of(settings), book, checkpoints)
 
 
-def check_together(folder: Path, steps: StepReader, checkpoints: Checkpoints, log: LogReader) -> None:
+def check_together(place: Place | Path, steps: StepReader, checkpoints: Checkpoints, log: LogReader) -> None:
     """Refuse files of different moments or services, as a careless copy or half of a backup leaves them."""
-    offset, first = log.last()[0], log.first()
+    place, offset, first = Place.of(place), log.last()[0], log.first()
+    events, batches = place.named(EVENTS), place.named(BATCHES)
+    alone = f"to go on with this log alone, {way_out(BATCHES).partition(', or ')[2]}"
     advice = "Restore all files of one backup (melon restore), or bring the files of one moment together"
     learned = steps.reached()
     if learned > offset:
         raise LogError(
-            f"{folder / EVENTS} ends at offset {offset}, and {folder / BATCHES} has learned up to {learned}: the log "
-            f"is older than the rest, or its -wal file is missing. {advice}; to go on with this log alone, "
-            f"{way_out(folder / BATCHES).partition(', or ')[2]}"
+            f"{events} ends at offset {offset}, and {batches} has learned up to {learned}: the log is older than the "
+            f"rest, or its -wal file is missing. {advice}; {alone}"
         )
     for number in checkpoints.numbers():
         with suppress(CheckpointError):  # one that cannot be read is passed by
             position, owner = checkpoints.position(number)
             if owner != log.log_id:
                 raise LogError(
-                    f"the checkpoint {checkpoints.path(number)} belongs to the log {owner}, and {folder} has the log "
+                    f"the checkpoint {checkpoints.path(number)} belongs to the log {owner}, and {place} has the log "
                     f"{log.log_id}. {advice}."
                 )
             if position.offset > offset:
                 raise LogError(
-                    f"{folder / EVENTS} ends at offset {offset}, and the checkpoint {checkpoints.path(number)} knows "
-                    f"{position.offset}: the log is older than the rest. {advice}; to go on with this log alone, "
-                    f"{way_out(folder / BATCHES).partition(', or ')[2]}"
+                    f"{events} ends at offset {offset}, and the checkpoint {checkpoints.path(number)} knows "
+                    f"{position.offset}: the log is older than the rest. {advice}; {alone}"
                 )
     if "start" not in steps.meta() and (any(checkpoints.numbers()) or first > 1):
         raise LogError(
-            f"{folder / BATCHES} is new, and {checkpoints.folder} or the log is not. {advice}"
+            f"{batches} is new, and {checkpoints.folder} or the log is not. {advice}"
             + (
                 f"; or move {checkpoints.folder.name} and {DELTAS} away, too: the log is then learned again."
                 if first == 1
@@ -107,7 +112,7 @@ def warm_up(model: LiveModel, alarm: Alarms, beat: Callable[[], None] = lambda: 
     alarm("kernels", None)
 
 
-def _newest(folder: Path, book: StepBook, checkpoints: Checkpoints) -> SavedModel:
+def _newest(place: Place, book: StepBook, checkpoints: Checkpoints) -> SavedModel:
     """The newest checkpoint that can be read and that the recorded steps lead to."""
     problem: CheckpointError | None = None
     for number in reversed(checkpoints.numbers()):
@@ -119,7 +124,7 @@ def _newest(folder: Path, book: StepBook, checkpoints: Checkpoints) -> SavedMode
             return checkpoints.load(number)
         except CheckpointError as error:
             problem = problem or error
-    raise problem or CheckpointError(f"{checkpoints.folder} holds no checkpoint that the steps in {folder} lead to.")
+    raise problem or CheckpointError(f"{checkpoints.folder} holds no checkpoint that the steps in {place} lead to.")
 
 
 def deployed(folder: Path) -> tuple[LiveModel, dict[str, Any]]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import apsw
-
 from melon.service.config import ServeSettings
+from melon.service.log.files import Database
 
 _DAY = 86_400.0
 #: Rows that are changed between two groups of appends.
@@ -20,8 +19,8 @@ _AT_ONCE = 1_000
 class Aging:
     """Moves two marks forward: up to `expired` events have no id, before `first` there are none (but see `drop`)."""
 
-    def __init__(self, connection: apsw.Connection, settings: ServeSettings) -> None:
-        self._connection, self._settings = connection, settings
+    def __init__(self, database: Database, settings: ServeSettings) -> None:
+        self._db, self._settings = database, settings
         days = [one for one in (settings.dedup_days, settings.keep_days) if one]
         #: Seconds between two notes of how old an offset is.
         self._every = min(3600.0, min(days, default=1.0) * _DAY / 100)
@@ -34,7 +33,7 @@ class Aging:
         """
         given = self._settings
         if offset and (self._noted < 0 or age >= self._noted + self._every):
-            self._connection.execute("INSERT OR IGNORE INTO ages VALUES (?, ?)", (offset, age))
+            self._db.rows("INSERT INTO ages VALUES (?, ?) ON CONFLICT DO NOTHING", (offset, age))
             self._noted = age
         expired = offset if not given.dedup_days else self._reached(age - given.dedup_days * _DAY)
         more = self._expire(expired)
@@ -56,7 +55,7 @@ class Aging:
         if last <= first:
             return False
         end = min(last, first + _AT_ONCE)
-        self._connection.execute(
+        self._db.rows(
             "UPDATE events SET event_id = NULL WHERE offset > ? AND offset <= ? AND event_id IS NOT NULL", (first, end)
         )
         self._put("expired", end)
@@ -68,15 +67,15 @@ class Aging:
         if last < first:
             return False
         end = min(last, first + _AT_ONCE - 1)
-        self._connection.execute("DELETE FROM events WHERE offset BETWEEN ? AND ? AND use != 1", (first, end))
+        self._db.rows("DELETE FROM events WHERE offset BETWEEN ? AND ? AND use != 1", (first, end))
         self._put("first", end + 1)
         return end < last
 
     def _meta(self, name: str) -> int:
-        return int(self._one("SELECT coalesce(max(value), 0) FROM meta WHERE name = ?", name))
+        return int(self._db.meta().get(name, 0))
 
     def _put(self, name: str, value: int) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+        self._db.note({name: value})
 
     def _one(self, query: str, *values: Any) -> Any:
-        return self._connection.execute(query, values).get
+        return self._db.rows(query, values)[0][0]

@@ -12,16 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import apsw
-
 from melon import __version__
 from melon.atomic import write_text
 from melon.errors import CheckpointError, LogError
-from melon.service.keys import MARKER, TOKEN
 from melon.service.log.base import LogId
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import EventLog, LogReader
-from melon.service.log.files import BATCHES, EVENTS, Held, Reader, open_reader, trouble
+from melon.service.log.files import BATCHES, EVENTS, MARKER, TOKEN, Held, Reader, Sqlite
 from melon.service.log.steps import StepReader
 
 FORMAT = 1
@@ -130,16 +127,8 @@ def _copied_together(folder: Path, part: Path) -> int | None:
 
 def _copied(source: Path, target: Path) -> None:
     """Copy a database that others write, as of one commit (SQLite's online backup), synced."""
-    try:
-        reading = open_reader(source)
-        writing = apsw.Connection(str(target))
-        with writing.backup("main", reading, "main") as copy:
-            copy.step()
-        writing.pragma("journal_mode", "delete")  # all of it in one file
-        writing.close()
-        reading.close()
-    except apsw.Error as error:
-        raise trouble(source, error) from error
+    with Sqlite(source) as reading:
+        reading.copy_to(target)
     target.chmod(0o600)
     _sync(target)
 
@@ -207,7 +196,7 @@ def _forgotten_since(folder: Path, source: Path, about: BackedUp) -> tuple[set[L
     if not (folder / EVENTS).exists():
         return people, unknown
     try:
-        with LogReader(folder) as newer, Reader(source / EVENTS) as older:
+        with LogReader(folder) as newer, Reader(source, EVENTS) as older:
             if newer.log_id != about.log_id:
                 return people, unknown
             at = about.offset

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from melon.errors import CheckpointError
 from melon.learning.manifest import MANIFEST, read_manifest
 from melon.learning.model import LiveModel
 from melon.service.log.base import Position
+from melon.service.log.files import Place
 
 #: How many of the newest are kept, beside those from which exact replays begin.
 KEPT = 3
@@ -34,13 +35,20 @@ class SavedModel:
 
 
 class Checkpoints:
-    """The checkpoints of one service, each in a folder named by its step."""
+    """The checkpoints of one service, each in a folder named by its step.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "checkpoints"
+    Where a database holds them, the folder has copies of those that were written or loaded here.
+    """
+
+    def __init__(self, place: Place | Path) -> None:
+        place = Place.of(place)
+        self.folder = place.folder / "checkpoints"
+        self._shared = place.shared()
 
     def numbers(self) -> list[int]:
         """The steps that have a whole checkpoint, in order."""
+        if self._shared is not None:
+            return self._shared.numbers()
         names = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted(int(path.name) for path in names if path.name.isdigit() and (path / MANIFEST).is_file())
 
@@ -50,10 +58,12 @@ class Checkpoints:
 
     def position(self, number: int) -> tuple[Position, str]:
         """Where a checkpoint stands and the log it belongs to, without loading it."""
+        self._fetch(number)
         return _position(self.path(number), read_manifest(self.path(number)).extra)
 
     def load(self, number: int) -> SavedModel:
         """The model of a step."""
+        self._fetch(number)
         model, extra = LiveModel.load(self.path(number))
         return SavedModel(model, *_position(self.path(number), extra), extra)
 
@@ -82,16 +92,30 @@ class Checkpoints:
             "digest": position.digest.hex(),
         }
         model.save(self.path(position.batch), {**extra, "service": about})
+        if self._shared is not None:
+            self._shared.put(position.batch, self.path(position.batch))
+
+    def _fetch(self, number: int) -> None:
+        """Have a copy of what is shared, and none of what is shared no more."""
+        if self._shared is not None:
+            self._shared.get(number, self.path(number), MANIFEST)
+            held = self._shared.numbers()
+            self._remove(lambda number: number not in held and number < held[-1])
+
+    def _remove(self, unwanted: Callable[[int], bool]) -> None:
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name.isdigit() and unwanted(int(path.name)):
+                # The manifest goes first, so that nobody takes the rest for a checkpoint.
+                (path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
 
     def prune(self, bases: set[int], *, before: int = 0) -> None:
         """Remove all but the newest and the bases, and everything before a step."""
         numbers = self.numbers()
-        wanted = {*numbers[-KEPT:], *bases}
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name.isdigit() and (int(path.name) not in wanted or int(path.name) < before):
-                # The manifest goes first, so that nobody takes the rest for a checkpoint.
-                (path / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
+        wanted = {number for number in (*numbers[-KEPT:], *bases) if number >= before}
+        if self._shared is not None:
+            self._shared.keep(wanted)
+        self._remove(lambda number: number not in wanted)
 
 
 class Saver:

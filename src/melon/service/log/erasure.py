@@ -1,4 +1,4 @@
-"""Erasing the ids of forgotten people from `events.db`, down to the bytes that no row uses any more."""
+"""Erasing the ids of forgotten people from the log, in `events.db` down to the bytes that no row uses any more."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import apsw
-
+from melon.errors import LogError
 from melon.service.log.base import CONTROLS, LogId
-from melon.service.log.files import BATCHES, EVENTS, transaction
+from melon.service.log.files import BATCHES, EVENTS, Database, Place
 from melon.service.log.steps import StepReader
 
 #: A control's state: the person's ids have left all rows; and the bytes between rows were searched, too.
@@ -37,8 +36,8 @@ def pseudonym_of(user: LogId) -> LogId:
 class Erasure:
     """What the log's writer does about people who are forgotten; called by its thread alone."""
 
-    def __init__(self, connection: apsw.Connection, folder: Path) -> None:
-        self._connection, self._folder = connection, folder
+    def __init__(self, database: Database, place: Place) -> None:
+        self._db, self._place = database, place
         self._ids: dict[int, LogId] = {}
         self._search: Future[bool] | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="erasure")
@@ -49,51 +48,56 @@ class Erasure:
 
         Before that a restart still needs the events as they were: a first row is drawn by its id.
         """
-        query = "SELECT offset, body FROM controls WHERE kind = 'forget' AND NOT erased"
-        rows: Any = self._connection.execute(query).fetchall()
-        if not rows or not (self._folder / BATCHES).exists():
+        rows = self._db.rows("SELECT offset, body FROM controls WHERE kind = 'forget' AND erased = 0")
+        if not rows or not self._place.exists(BATCHES):
             return []
-        with StepReader(self._folder) as steps:
+        with StepReader(self._place) as steps:
             reached = steps.forgotten()
         return [(offset, json.loads(body)) for offset, body in rows if offset <= reached]
 
     def erase(self, offset: int, body: Mapping[str, Any]) -> list[tuple[LogId, str]]:
         """Give the events of a person before a control to a pseudonym; returns facts of items that named the person."""
         user, pseudonym = body["user"], body["pseudonym"]
-        self._connection.execute(
+        self._db.rows(
             "UPDATE events SET user = ?, event_id = NULL, recommendation = NULL WHERE user = ? AND offset < ?",
-            (pseudonym, user, offset),
+            (self._db.key(pseudonym), self._db.key(user), offset),
         )
         gone = json.dumps({**body, "user": pseudonym})
-        self._connection.execute("UPDATE controls SET body = ?, erased = ? WHERE offset = ?", (gone, ERASED, offset))
+        self._db.rows("UPDATE controls SET body = ?, erased = ? WHERE offset = ?", (gone, ERASED, offset))
         for kind, rule in CONTROLS.items():
             for name in rule.people if kind != "forget" else ():
-                self._connection.execute(
-                    f"UPDATE controls SET body = json_set(body, '$.{name}', ?) WHERE kind = ? AND offset < ? "
-                    f"AND body ->> '$.{name}' = ?",
-                    (pseudonym, kind, offset, user),
-                )
-        query = "SELECT item, body FROM facts WHERE body ->> '$.owner' = ?"
-        owned: Any = self._connection.execute(query, (user,)).fetchall()
+                self._rename(kind, name, user, pseudonym, offset)
+        # Facts whose text holds the id; which of them name it as their owner is seen below.
+        query = "SELECT item, body FROM facts WHERE replace(body, ?, '') != body"
+        held = [(item, json.loads(text)) for item, text in self._db.rows(query, (json.dumps(str(user)),))]
         self._ids[offset] = user
-        return [(item, json.dumps({**json.loads(text), "owner": None})) for item, text in owned]
+        return [
+            (self._db.id(item), json.dumps({**facts, "owner": None}))
+            for item, facts in held
+            if facts.get("owner") == str(user)
+        ]
+
+    def _rename(self, kind: str, name: str, user: LogId, pseudonym: LogId, before: int) -> None:
+        """Give a person's place in earlier controls of a kind to the pseudonym."""
+        bodies = self._db.rows("SELECT offset, body FROM controls WHERE kind = ? AND offset < ?", (kind, before))
+        named = [(offset, body) for offset, text in bodies if (body := json.loads(text)).get(name) == user]
+        changed = [(json.dumps({**body, name: pseudonym}, ensure_ascii=False), offset) for offset, body in named]
+        self._db.many("UPDATE controls SET body = ? WHERE offset = ?", changed)
 
     def verify(self) -> None:
         """Search the file's unused bytes for the ids that were erased; where one is left, rewrite the file."""
-        waiting: Any = self._connection.execute(
-            "SELECT offset FROM controls WHERE erased = ? ORDER BY offset", (ERASED,)
-        ).fetchall()
+        waiting = self._db.rows("SELECT offset FROM controls WHERE erased = ? ORDER BY offset", (ERASED,))
         if not waiting:
             return
         if self._search is None:
-            # What was overwritten must not live on in the WAL either.
-            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._db.scrub(rewrite=False)
             offsets = [offset for (offset,) in waiting]
-            if not all(offset in self._ids for offset in offsets):
-                self._finish(offsets, rewrite=True)  # erased by a process that ended: nobody knows the ids
+            if self._place.url is not None or not all(offset in self._ids for offset in offsets):
+                # A database's files are not ours to search; or a process that ended erased them: nobody knows the ids.
+                self._finish(offsets, rewrite=True)
                 return
             ids = {offset: self._ids[offset] for offset in offsets}
-            self._search = self._pool.submit(left_over, self._folder / EVENTS, list(ids.values()))
+            self._search = self._pool.submit(left_over, self._place.folder / EVENTS, list(ids.values()))
             self._searched = offsets
         if self._search.done() or self._small():
             left, self._search = self._search.result(), None
@@ -104,18 +108,17 @@ class Erasure:
         self._pool.shutdown(wait=True)
 
     def _small(self) -> bool:
-        return (self._folder / EVENTS).stat().st_size < 16 * _BLOCK
+        return (self._place.folder / EVENTS).stat().st_size < 16 * _BLOCK
 
     def _finish(self, offsets: list[int], *, rewrite: bool) -> None:
         try:
             if rewrite:
-                self._connection.execute("VACUUM")
-                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            with transaction(self._connection):
-                self._connection.executemany(
+                self._db.scrub(rewrite=True)
+            with self._db.transaction():
+                self._db.many(
                     "UPDATE controls SET erased = ? WHERE offset = ?", [(VERIFIED, offset) for offset in offsets]
                 )
-        except apsw.Error as error:
+        except LogError as error:
             self.problem = f"forgetting does not finish: {EVENTS} cannot be rewritten ({error}); make room on the disk"
             raise
         self.problem = None

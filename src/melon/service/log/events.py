@@ -1,4 +1,4 @@
-"""`events.db`: the one writer, which commits and syncs appends together; and any number of readers."""
+"""The log of events and controls: a writer that commits and syncs appends together, and any number of readers."""
 
 from __future__ import annotations
 
@@ -14,37 +14,25 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import apsw
-
-from melon.errors import BusyError, DiskFullError, LogError, unknown_name
+from melon.errors import BusyError, DiskFullError, LogError, StorageError, unknown_name
 from melon.service.clock import WallClock, steady
 from melon.service.config import MOST_AHEAD_S, USES, ServeSettings
 from melon.service.log.aging import Aging
 from melon.service.log.base import CONTROLS, Appended, Control, Event, LogId, ProfileKind, StoredEvent
 from melon.service.log.erasure import Erasure, pseudonym_of
-from melon.service.log.files import (
-    BATCHES,
-    EVENTS,
-    Closing,
-    Held,
-    Reader,
-    Reserve,
-    is_full,
-    open_writer,
-    transaction,
-    trouble,
-)
+from melon.service.log.files import BATCHES, EVENTS, Closing, Held, Place, Reader, Reserve, is_full
 from melon.service.log.steps import StepReader
 
 FORMAT = 2
 logger = logging.getLogger("melon.service")
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value /*any*/) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events(
-    offset INTEGER PRIMARY KEY, user NOT NULL, item NOT NULL, time INTEGER NOT NULL, type TEXT NOT NULL, event_id TEXT,
-    use INTEGER NOT NULL, recommended INTEGER NOT NULL, recommendation TEXT, stamped INTEGER NOT NULL,
+    offset INTEGER PRIMARY KEY, user /*id*/ NOT NULL, item /*id*/ NOT NULL, time INTEGER NOT NULL,
+    type TEXT NOT NULL, event_id TEXT, use INTEGER NOT NULL, recommended INTEGER NOT NULL, recommendation TEXT,
+    stamped INTEGER NOT NULL,
     arrived REAL NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS by_event_id ON events(event_id) WHERE event_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS by_user ON events(user, offset);
@@ -53,11 +41,12 @@ CREATE TABLE IF NOT EXISTS controls(
     offset INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, arrived REAL NOT NULL,
     erased INTEGER DEFAULT 0);
 CREATE TABLE IF NOT EXISTS ages(offset INTEGER PRIMARY KEY, age REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS facts(item PRIMARY KEY, version INTEGER NOT NULL, body TEXT);
+CREATE TABLE IF NOT EXISTS facts(item /*id*/ PRIMARY KEY, version INTEGER NOT NULL, body TEXT);
 CREATE INDEX IF NOT EXISTS by_version ON facts(version);
 CREATE TABLE IF NOT EXISTS profiles(kind TEXT, id TEXT, body TEXT NOT NULL, PRIMARY KEY(kind, id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS retracted(offset INTEGER PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS aliases(previous PRIMARY KEY, user NOT NULL, offset INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS aliases(
+    previous /*id*/ PRIMARY KEY, user /*id*/ NOT NULL, offset INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_alias ON aliases(user);
 """
 #: The names of the user ?1: the own one, and those before it.
@@ -65,11 +54,6 @@ _NAMES = "SELECT ?1 UNION ALL SELECT previous FROM aliases WHERE user = ?1"
 _INSERT = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _AT_ONCE = 500
 _PROBE_SECONDS = 1.0
-#: Errors that are about the files and not about what is written: until a probe succeeds, nothing else is tried.
-_STORAGE = (
-    apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.ReadOnlyError, apsw.CantOpenError,
-    apsw.BusyError, OSError,
-)  # fmt: skip
 
 
 @dataclass
@@ -80,16 +64,18 @@ class _QueuedWrite:
 
 
 class EventLog(Closing):
-    """The log of one service, open for writing. One process at a time may hold it; a second one is refused.
+    """The log of one service, open for writing. One process at a time may hold a folder; a second one is refused.
 
-    One thread commits everything that waits as one transaction; while it syncs, the next group gathers.
+    One thread commits everything that waits as one transaction; while it syncs, the next group gathers. A log in
+    PostgreSQL may have any number of writers: where the log ends is read inside each transaction.
     """
 
-    def __init__(self, folder: Path, settings: ServeSettings | None = None) -> None:
-        self.folder, self.settings = folder, settings or ServeSettings()
+    def __init__(self, place: Place | Path, settings: ServeSettings | None = None) -> None:
+        self.place, self.settings = Place.of(place), settings or ServeSettings()
+        self.folder = folder = self.place.folder
         self._held = Held(folder, "writer")
         try:
-            self._connection = open_writer(folder / EVENTS, "FULL", _SCHEMA)
+            self._db = self.place.open(EVENTS, "FULL", SCHEMA)
             self._meta = self._opened()
         except BaseException:
             self._held.close()
@@ -98,14 +84,13 @@ class EventLog(Closing):
         self._reserve = Reserve(folder, self.settings.reserve_bytes)
         #: Why nothing can be written now.
         self._trouble: LogError | None = None if self._reserve.make() else self._no_room()
-        self._identity = _identity(folder)
+        self._identity = _identity(self.place)
         self._turned = time.monotonic()
         self._began = steady() - float(self._meta["age"])
-        self._aging = Aging(self._connection, self.settings)
-        self._erasure = Erasure(self._connection, folder)
-        self._offset, self._events = int(self._meta["offset"]), int(self._meta["events"])
-        self._arrived = float(self._meta["arrived"])
-        self._facts = int(self._meta["facts"])
+        self._aging = Aging(self._db, self.settings)
+        self._erasure = Erasure(self._db, self.place)
+        self._offset, self._events, self._facts, self._arrived, self._noted_age = 0, 0, 0, 0.0, 0.0
+        self._take_head(self._meta)
         self._waiting, self._guard = 0, threading.Lock()
         self._jobs: queue.SimpleQueue[_QueuedWrite | None] = queue.SimpleQueue()
         self._closed = self._more = False
@@ -206,15 +191,16 @@ class EventLog(Closing):
 
         Without `replace`, only those of whom nothing is stored.
         """
-        verb = "REPLACE" if replace else "IGNORE"
+        rule = "UPDATE SET body = excluded.body" if replace else "NOTHING"
         rows = [(kind, one, json.dumps(body)) for one, body in profiles.items() if body is not None]
         gone = [(kind, one) for one, body in profiles.items() if body is None]
+        find = "SELECT 1 FROM profiles WHERE kind = ? AND id = ?"
 
         def work() -> int:
-            before = self._connection.total_changes()
-            self._connection.executemany(f"INSERT OR {verb} INTO profiles VALUES (?, ?, ?)", rows)
-            self._connection.executemany("DELETE FROM profiles WHERE kind = ? AND id = ?", gone)
-            return self._connection.total_changes() - before
+            known = {one for one in profiles if self._db.rows(find, (kind, one))}
+            self._db.many(f"INSERT INTO profiles VALUES (?, ?, ?) ON CONFLICT(kind, id) DO {rule}", rows)
+            self._db.many("DELETE FROM profiles WHERE kind = ? AND id = ?", gone)
+            return len(profiles.keys() - known if not replace else [*rows, *(one for _, one in gone if one in known)])
 
         return self._put(work, len(profiles))
 
@@ -229,8 +215,8 @@ class EventLog(Closing):
         """Change the facts of an item from what they are now; the future holds their version and the new facts."""
 
         def work() -> tuple[int, Mapping[str, Any]]:
-            text: Any = self._connection.execute("SELECT body FROM facts WHERE item = ?", (item,)).get
-            body = change(None if text is None else json.loads(text))
+            rows = self._db.rows("SELECT body FROM facts WHERE item = ?", (self._db.key(item),))
+            body = change(json.loads(rows[0][0]) if rows and rows[0][0] is not None else None)
             return self._put_facts([(item, json.dumps(body, allow_nan=False))]), body
 
         return self._put(work, 1)
@@ -244,7 +230,7 @@ class EventLog(Closing):
             self._jobs.put(None)
         self._thread.join()
         self._erasure.close()
-        self._connection.close()
+        self._db.close()
         self._held.close()
 
     # Handing work to the thread.
@@ -253,11 +239,11 @@ class EventLog(Closing):
         future: Future[Any] = Future()
         with self._guard:
             if self._closed:
-                raise LogError(f"the log in {self.folder} is closed.")
+                raise LogError(f"the log in {self.place} is closed.")
             if self._trouble is not None:
                 raise self._trouble
             if not self._thread.is_alive():
-                raise LogError(f"the thread that writes the log in {self.folder} has ended; restart the service.")
+                raise LogError(f"the thread that writes the log in {self.place} has ended; restart the service.")
             if self._waiting and self._waiting + size > self.settings.queue_events:
                 raise BusyError(f"{self._waiting} events wait to be written; try again in a second.")
             self._waiting += size
@@ -289,32 +275,32 @@ class EventLog(Closing):
         """Commit jobs as one transaction; where it fails, one by one, so that only the guilty one is refused."""
         before = self._offset, self._events, self._arrived, self._facts
         try:
-            with transaction(self._connection):
+            with self._db.transaction():
+                self._take_head(self._db.meta())
                 results = [job.work() for job in group]
                 self._note()
         except BaseException as error:
             self._offset, self._events, self._arrived, self._facts = before
-            if isinstance(error, _STORAGE):
+            if isinstance(error, StorageError | DiskFullError | OSError):
                 self._failed(error)
                 self._answer(group, [self._trouble] * len(group))
             elif len(group) > 1:
                 for job in group:
                     self._commit([job])
             else:
-                known = trouble(self.folder / EVENTS, error) if isinstance(error, apsw.Error) else error
-                self._answer(group, [known])
+                self._answer(group, [error])
         else:
             self._answer(group, results)
 
     def _failed(self, error: BaseException) -> None:
         """Take nothing more until a probe succeeds."""
-        if is_full(self.folder, error):
+        if self.place.url is None and (isinstance(error, DiskFullError) or is_full(self.folder, error)):
             self._trouble = self._no_room()
             self._reserve.give_up()
-        elif isinstance(error, apsw.Error):
-            self._trouble = trouble(self.folder / EVENTS, error)
+        elif isinstance(error, LogError):
+            self._trouble = error
         else:
-            self._trouble = LogError(f"{self.folder / EVENTS} cannot be written: {error}.")
+            self._trouble = LogError(f"{self.place.named(EVENTS)} cannot be written: {error}.")
         logger.error("%s", self._trouble)
 
     def _answer(self, group: list[_QueuedWrite], results: Sequence[Any]) -> None:
@@ -349,81 +335,87 @@ class EventLog(Closing):
                 known[event.event_id] = self._offset + len(rows) + 1, content, moment, stamped
             user, item, kind, use, shown = content
             place = self._offset + len(rows) + 1
-            row = (place, user, item, moment, kind, event.event_id, use, event.recommended, shown, stamped, now)
+            row = (
+                place, self._db.key(user), self._db.key(item), moment, kind, event.event_id, use,
+                int(event.recommended), shown, int(stamped), now,
+            )  # fmt: skip
             rows.append(row)
-        self._connection.executemany(_INSERT, rows)
+        self._db.many(_INSERT, rows)
         self._offset += len(rows)
         self._events += len(rows)
         return Appended(len(rows), duplicates, conflicting, self._offset if rows else reached)
 
-    def _known(self, ids: list[str]) -> dict[str, tuple[int, tuple[Any, ...], int, bool]]:
+    def _known(self, names: list[str]) -> dict[str, tuple[int, tuple[Any, ...], int, bool]]:
         """Offset, content and time of the events that have these ids already."""
         known: dict[str, tuple[int, tuple[Any, ...], int, bool]] = {}
-        for start in range(0, len(ids), _AT_ONCE):
-            some = ids[start : start + _AT_ONCE]
+        for start in range(0, len(names), _AT_ONCE):
+            some = names[start : start + _AT_ONCE]
             marks = ",".join("?" * len(some))
             query = (
                 "SELECT event_id, offset, user, item, type, use, recommendation, time, stamped FROM events "
                 f"WHERE event_id IN ({marks})"
             )
-            for name, offset, *content, when, stamped in self._connection.execute(query, some):
-                known[cast(str, name)] = cast(int, offset), tuple(content), cast(int, when), bool(stamped)
+            for name, offset, user, item, *content, when, stamped in self._db.rows(query, some):
+                ids = self._db.id(user), self._db.id(item)
+                known[name] = offset, (*ids, *content), when, bool(stamped)
         return known
 
     def _control(self, kind: str, body: str) -> int:
         self._offset += 1
         row = (self._offset, kind, body, self._now())
-        self._connection.execute("INSERT INTO controls(offset, kind, body, arrived) VALUES (?, ?, ?, ?)", row)
+        self._db.rows("INSERT INTO controls(offset, kind, body, arrived) VALUES (?, ?, ?, ?)", row)
         return self._offset
 
     def _forget(self, user: LogId, unlearn: bool) -> int:
-        find = self._connection.execute
-        find("DELETE FROM profiles WHERE kind = 'user' AND id = ?", (str(user),))
-        waiting: Any = find(
-            "SELECT max(offset) FROM controls WHERE kind = 'forget' AND NOT erased AND body ->> '$.user' = ? "
-            "AND (body ->> '$.unlearn') >= ?",
-            (user, unlearn),
-        ).get
-        if waiting and find("SELECT 1 FROM events WHERE user = ? AND offset > ? LIMIT 1", (user, waiting)).get is None:
-            return int(waiting)
-        visitors: Any = find("SELECT previous FROM aliases WHERE user = ?", (user,)).fetchall()
-        find("DELETE FROM aliases WHERE ?1 IN (previous, user)", (user,))
+        self._db.rows("DELETE FROM profiles WHERE kind = 'user' AND id = ?", (str(user),))
+        wishes = self._db.rows("SELECT offset, body FROM controls WHERE kind = 'forget' AND erased = 0 ORDER BY offset")
+        same = [offset for offset, body in wishes if _is_same_wish(json.loads(body), user, unlearn)]
+        later = "SELECT 1 FROM events WHERE user = ? AND offset > ? LIMIT 1"
+        if same and not self._db.rows(later, (self._db.key(user), same[-1])):
+            return int(same[-1])
+        visitors = self._db.rows("SELECT previous FROM aliases WHERE user = ?", (self._db.key(user),))
+        self._db.rows("DELETE FROM aliases WHERE ?1 IN (previous, user)", (self._db.key(user),))
         for (visitor,) in visitors:  # what the user did before having this name
-            self._forget(visitor, unlearn)
+            self._forget(self._db.id(visitor), unlearn)
         body = {"user": user, "pseudonym": pseudonym_of(user), "unlearn": unlearn}
         return self._control("forget", json.dumps(body, ensure_ascii=False, allow_nan=False))
 
     def _retract(self, user: LogId, item: LogId, kind: str | None) -> tuple[int, int]:
-        find = self._connection.execute
+        key, find = self._db.key, self._db.rows
         names = f"user IN ({_NAMES}) AND item = ?2 AND offset NOT IN (SELECT offset FROM retracted)"
         query = f"SELECT offset FROM events WHERE {names} AND type = coalesce(?3, type) ORDER BY offset"
-        found: Any = find(query, (user, item, kind)).fetchall()
+        found = find(query, (key(user), key(item), kind))
         if not found:
             return 0, self._offset
-        self._connection.executemany("INSERT INTO retracted VALUES (?)", found)
-        self._connection.executemany("UPDATE events SET event_id = NULL WHERE offset = ?", found)
-        left: Any = find(f"SELECT use FROM events WHERE {names}", (user, item)).fetchall()
+        self._db.many("INSERT INTO retracted VALUES (?)", found)
+        self._db.many("UPDATE events SET event_id = NULL WHERE offset = ?", found)
+        left = find(f"SELECT use FROM events WHERE {names}", (key(user), key(item)))
         # The pair is still one of the past where another event of it is; decided here, so that replays decide the same.
         body = {"user": user, "item": item, "gone": (USES.index("learn"),) not in left}
         return len(found), self._control("retract", json.dumps(body, ensure_ascii=False, allow_nan=False))
 
     def _alias(self, previous: LogId, user: LogId) -> int:
-        find = self._connection.execute
-        known: Any = find("SELECT offset FROM aliases WHERE previous = ? AND user = ?", (previous, user)).get
+        find, before, after = self._db.rows, self._db.key(previous), self._db.key(user)
+        rows = find("SELECT offset FROM aliases WHERE previous = ? AND user = ?", (before, after))
+        known = rows[0][0] if rows else None
         later = "SELECT 1 FROM events WHERE user = ? AND offset > ? LIMIT 1"
-        if previous == user or (known and find(later, (previous, known)).get is None):
+        if previous == user or (known and not find(later, (before, known))):
             return int(known or self._offset)
         body = {"previous": previous, "user": user}
         offset = self._control("alias", json.dumps(body, ensure_ascii=False, allow_nan=False))
-        find("DELETE FROM aliases WHERE previous = ?", (user,))
-        find("UPDATE aliases SET user = ? WHERE user = ?", (user, previous))
-        find("INSERT OR REPLACE INTO aliases VALUES (?, ?, ?)", (previous, user, offset))
+        find("DELETE FROM aliases WHERE previous IN (?, ?)", (after, before))
+        find("UPDATE aliases SET user = ? WHERE user = ?", (after, before))
+        find("INSERT INTO aliases VALUES (?, ?, ?)", (before, after, offset))
         return offset
 
     def _put_facts(self, rows: Sequence[tuple[LogId, str | None]]) -> int:
         for item, body in rows:
             self._facts += 1
-            self._connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (item, self._facts, body))
+            self._db.rows(
+                "INSERT INTO facts VALUES (?, ?, ?) ON CONFLICT(item) DO UPDATE SET version = excluded.version, "
+                "body = excluded.body",
+                (self._db.key(item), self._facts, body),
+            )
         return self._facts
 
     def _now(self) -> float:
@@ -438,11 +430,15 @@ class EventLog(Closing):
         return steady() - self._began
 
     def _note(self) -> None:
-        values = {
-            "offset": self._offset, "events": self._events, "arrived": self._arrived, "facts": self._facts,
-            "age": self._age,
-        }  # fmt: skip
-        self._connection.executemany("UPDATE meta SET value = ? WHERE name = ?", [(v, n) for n, v in values.items()])
+        age = max(self._age, self._noted_age)
+        head = {"offset": self._offset, "events": self._events, "arrived": self._arrived, "facts": self._facts}
+        self._db.note({**head, "age": age})
+
+    def _take_head(self, meta: Mapping[str, Any]) -> None:
+        """Where the log ends, as the last transaction of any writer has left it."""
+        self._offset, self._events = int(meta["offset"]), int(meta["events"])
+        self._arrived, self._facts = float(meta["arrived"]), int(meta["facts"])
+        self._noted_age = float(meta["age"])
 
     # Between groups.
 
@@ -451,15 +447,15 @@ class EventLog(Closing):
         now = time.monotonic()
         if now >= self._next_probe:
             self._next_probe = now + _PROBE_SECONDS
-            if _identity(self.folder) != self._identity:
+            if _identity(self.place) != self._identity:
                 self._trouble = LogError(
-                    f"{self.folder / EVENTS} was moved or removed while the service runs; put it back, or restart."
+                    f"{self.place.named(EVENTS)} was moved or removed while the service runs; put it back, or restart."
                 )
             elif self._trouble is not None:
                 self._probe()
         if self._trouble is None and now >= self._next_tidy:
             self._more, self._next_tidy = False, now + _PROBE_SECONDS
-            with suppress(apsw.Error, LogError):
+            with suppress(LogError):
                 self._more = self.tidy()
                 self._next_tidy = now + (0.0 if self._more else _PROBE_SECONDS)
 
@@ -467,13 +463,13 @@ class EventLog(Closing):
         """Try to write what takes room for a good many events, or the next append would be refused again."""
         try:
             if self._reserve.make():
-                with transaction(self._connection):
-                    self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(262144))")
-                with transaction(self._connection):
-                    self._connection.execute("DELETE FROM meta WHERE name = 'probe'")
+                with self._db.transaction():
+                    self._db.note({"probe": "0" * 262_144})
+                with self._db.transaction():
+                    self._db.rows("DELETE FROM meta WHERE name = 'probe'")
                 self._trouble = None
                 return
-        except (apsw.Error, OSError) as error:
+        except (LogError, OSError) as error:
             logger.info("the log still cannot be written: %s", error)
         self._reserve.give_up()
 
@@ -483,11 +479,13 @@ class EventLog(Closing):
         Whether more of it waits than was done at once.
         """
         for offset, body in self._erasure.due():
-            with transaction(self._connection):
+            with self._db.transaction():
+                self._take_head(self._db.meta())
                 self._put_facts(self._erasure.erase(offset, body))
                 self._note()
         self._erasure.verify()
-        with transaction(self._connection):
+        with self._db.transaction():
+            self._take_head(self._db.meta())
             more = self._aging.advance(self._offset, self._age, self._begin)
             if more:
                 self._note()
@@ -495,22 +493,19 @@ class EventLog(Closing):
 
     def _begin(self) -> int:
         """The offset of the checkpoint that the learner has made the beginning of replays."""
-        if not (self.folder / BATCHES).exists():
+        if not self.place.exists(BATCHES):
             return 0
-        with StepReader(self.folder) as steps:
+        with StepReader(self.place) as steps:
             return steps.begin()
 
     def _opened(self) -> dict[str, Any]:
         """What the log says about itself; a new one is given its name."""
-        connection = self._connection
-        with transaction(connection):
-            start = {
-                "format": FORMAT, "log_id": uuid.uuid4().hex, "offset": 0, "events": 0, "arrived": 0.0, "facts": 0,
-                "age": 0.0,
-            }  # fmt: skip
-            connection.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", list(start.items()))
-        meta: dict[str, Any] = dict(cast(Any, connection.execute("SELECT name, value FROM meta").fetchall()))
-        require_format(self.folder, meta["format"])
+        with self._db.transaction():
+            if not self._db.meta():
+                head = {"offset": 0, "events": 0, "arrived": 0.0, "facts": 0, "age": 0.0}
+                self._db.note({"format": FORMAT, "log_id": uuid.uuid4().hex, **head})
+            meta = self._db.meta()
+        require_format(self.place, meta["format"])
         return meta
 
     def _no_room(self) -> DiskFullError:
@@ -519,19 +514,25 @@ class EventLog(Closing):
         )
 
 
-def require_format(folder: Path, version: Any) -> None:
+def require_format(place: Place, version: Any) -> None:
     """Refuse a log of another format."""
     if version != FORMAT:
         raise LogError(
-            f"the log in {folder} has format {version!r}, and this melon reads {FORMAT}; serve it with the melon that "
+            f"the log in {place} has format {version!r}, and this melon reads {FORMAT}; serve it with the melon that "
             "wrote it, or give an empty folder."
         )
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
+def _is_same_wish(body: Mapping[str, Any], user: LogId, unlearn: bool) -> bool:
+    return bool(body["user"] == user and body["unlearn"] >= unlearn)
+
+
+def _identity(place: Place) -> tuple[int, int] | None:
     """What tells the file of the log from another one of its name."""
+    if place.url is not None:
+        return None
     try:
-        status = os.stat(folder / EVENTS)
+        status = os.stat(place.folder / EVENTS)
     except OSError:
         return None
     return status.st_dev, status.st_ino
@@ -539,15 +540,17 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 _COLUMNS = "offset, user, item, time, type, event_id, use, recommended, recommendation, arrived"
 _READ_AT_ONCE = 10_000
+#: An offset behind all.
+_NEVER = 1 << 62
 
 
 class LogReader(Reader):
     """A read-only view of a log; not shared between threads. Everything it shows is committed."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / EVENTS)
+    def __init__(self, place: Place | Path) -> None:
+        super().__init__(place, EVENTS)
         meta = self.meta()
-        require_format(folder, meta.get("format"))
+        require_format(self.place, meta.get("format"))
         self.log_id = str(meta["log_id"])
 
     def last(self) -> tuple[int, int]:
@@ -575,9 +578,9 @@ class LogReader(Reader):
         """Up to `most` events behind an offset, none of them behind the next control."""
         query = (
             f"SELECT {_COLUMNS} FROM events WHERE offset > ?1 AND offset < "
-            "coalesce((SELECT min(offset) FROM controls WHERE offset > ?1), 1 << 62) ORDER BY offset LIMIT ?2"
+            f"coalesce((SELECT min(offset) FROM controls WHERE offset > ?1), {_NEVER}) ORDER BY offset LIMIT ?2"
         )
-        return [_stored(row) for row in self._rows(query, (after, most))]
+        return [self._stored(row) for row in self._rows(query, (after, most))]
 
     def control_after(self, after: int, kind: str | None = None) -> Control | None:
         """The first control behind an offset, of one kind or of any."""
@@ -593,48 +596,48 @@ class LogReader(Reader):
 
     def to_unlearn(self) -> list[Control]:
         """Controls that want a person's events unlearned, once the person's ids have left the log; in order."""
-        where = "kind = 'forget' AND erased AND body ->> '$.unlearn'"
+        where = "kind = 'forget' AND erased > 0"
         rows = self._rows(f"SELECT offset, kind, body, arrived, erased FROM controls WHERE {where} ORDER BY offset")
-        return [_control(row) for row in rows]
+        return [control for control in map(_control, rows) if control.body["unlearn"]]
 
     def erased(self) -> int:
         """The last control whose person's ids have left the log; 0 where there is none."""
-        return int(self._rows("SELECT coalesce(max(offset), 0) FROM controls WHERE erased")[0][0])
+        return int(self._rows("SELECT coalesce(max(offset), 0) FROM controls WHERE erased > 0")[0][0])
 
     def events(self, first: int, last: int) -> Iterator[StoredEvent]:
         """The events from one offset to another, in order."""
         while first <= last:
             query = f"SELECT {_COLUMNS} FROM events WHERE offset BETWEEN ? AND ? ORDER BY offset LIMIT {_READ_AT_ONCE}"
             rows = self._rows(query, (first, last))
-            yield from map(_stored, rows)
+            yield from map(self._stored, rows)
             first = rows[-1][0] + 1 if rows else last + 1
 
     def of_user(self, user: LogId, most: int, before: int | None = None) -> list[StoredEvent]:
         """A user's last events, newest first."""
         where = f"user IN ({_NAMES}) AND offset < ?2 AND offset NOT IN (SELECT offset FROM retracted)"
         query = f"SELECT {_COLUMNS} FROM events WHERE {where} ORDER BY offset DESC LIMIT ?3"
-        return [_stored(row) for row in self._rows(query, (user, before or 1 << 62, most))]
+        return [self._stored(row) for row in self._rows(query, (self._db.key(user), before or _NEVER, most))]
 
     def page(self, after: int, most: int, kind: str | None = None) -> list[StoredEvent]:
         """Events behind an offset, of one type or of any, without those that were taken out of histories."""
         where = "offset > ?1 AND type = coalesce(?2, type) AND offset NOT IN (SELECT offset FROM retracted)"
         query = f"SELECT {_COLUMNS} FROM events WHERE {where} ORDER BY offset LIMIT ?3"
-        return [_stored(row) for row in self._rows(query, (after, kind, most))]
+        return [self._stored(row) for row in self._rows(query, (after, kind, most))]
 
     def retracted(self) -> frozenset[int]:
         """Offsets of events that were taken out of histories."""
-        known = self._rows("SELECT 1 FROM sqlite_master WHERE name = 'retracted'")  # a log may be older than this
+        known = self.has("retracted")  # a log may be older than this table
         return frozenset(offset for (offset,) in self._rows("SELECT offset FROM retracted")) if known else frozenset()
 
     def users_of(self) -> dict[LogId, LogId]:
         """The user whom each visitor turned out to be, by the visitor's id."""
-        known = self._rows("SELECT 1 FROM sqlite_master WHERE name = 'aliases'")
-        return dict(self._rows("SELECT previous, user FROM aliases")) if known else {}
+        rows = self._rows("SELECT previous, user FROM aliases") if self.has("aliases") else []
+        return {self._db.id(previous): self._db.id(user) for previous, user in rows}
 
     def user_of(self, visitor: LogId) -> LogId:
         """The user whom a visitor turned out to be, or the id itself."""
-        rows = self._rows("SELECT user FROM aliases WHERE previous = ?", (visitor,))
-        return rows[0][0] if rows else visitor
+        rows = self._rows("SELECT user FROM aliases WHERE previous = ?", (self._db.key(visitor),))
+        return self._db.id(rows[0][0]) if rows else visitor
 
     def profile(self, kind: ProfileKind, one: str) -> dict[str, Any] | None:
         """What clients said of a user or an item."""
@@ -643,33 +646,35 @@ class LogReader(Reader):
 
     def profiles(self, kind: ProfileKind, after: str, most: int, text: str = "") -> list[tuple[str, dict[str, Any]]]:
         """Users or items behind one, in order of their ids; those whose `Comment` or id has a text."""
-        found = "instr(lower(coalesce(body ->> '$.Comment', '') || id), lower(?3)) > 0"
-        query = (
-            f"SELECT id, body FROM profiles WHERE kind = ?1 AND id > ?2 AND (?3 = '' OR {found}) ORDER BY id LIMIT ?4"
-        )
-        return [(one, json.loads(body)) for one, body in self._rows(query, (kind, after, text, most))]
+        query, found = "SELECT id, body FROM profiles WHERE kind = ? AND id > ? ORDER BY id LIMIT ?", list[Any]()
+        while len(found) < most and (rows := self._rows(query, (kind, after, max(most, _AT_ONCE)))):
+            named = ((one, json.loads(body)) for one, body in rows)
+            found += [(one, body) for one, body in named if text.lower() in f"{body.get('Comment') or ''}{one}".lower()]
+            after = rows[-1][0]
+        return found[:most]
 
     def taken(self, after: int, last: int) -> dict[LogId, int]:
         """How often each item was taken by learned events behind one offset and up to another."""
         where = f"use = {USES.index('learn')} AND offset > ? AND offset <= ?"
-        return dict(self._rows(f"SELECT item, count(*) FROM events WHERE {where} GROUP BY item", (after, last)))
+        rows = self._rows(f"SELECT item, count(*) FROM events WHERE {where} GROUP BY item", (after, last))
+        return {self._db.id(item): count for item, count in rows}
 
     def hidden(self, after: int = 0) -> Iterator[StoredEvent]:
         """The events behind an offset that hide an item from their user, in order."""
         gone = self.retracted()
         for row in self._rows(f"SELECT {_COLUMNS} FROM events WHERE use = 1 AND offset > ? ORDER BY offset", (after,)):
             if row[0] not in gone:
-                yield _stored(row)
+                yield self._stored(row)
 
     def facts(self, after: int = 0) -> Iterator[tuple[LogId, int, Mapping[str, Any] | None]]:
         """Item, version and facts of everything that changed behind a version of the facts, in order of version."""
         for item, version, body in self._rows("SELECT * FROM facts WHERE version > ? ORDER BY version", (after,)):
-            yield item, version, None if body is None else json.loads(body)
+            yield self._db.id(item), version, None if body is None else json.loads(body)
 
-
-def _stored(row: tuple[Any, ...]) -> StoredEvent:
-    offset, user, item, time, kind, event_id, use, recommended, shown, arrived = row
-    return StoredEvent(offset, user, item, time, kind, event_id, USES[use], bool(recommended), shown, arrived)
+    def _stored(self, row: tuple[Any, ...]) -> StoredEvent:
+        offset, user, item, time, kind, event_id, use, recommended, shown, arrived = row
+        user, item = self._db.id(user), self._db.id(item)
+        return StoredEvent(offset, user, item, time, kind, event_id, USES[use], bool(recommended), shown, arrived)
 
 
 def _control(row: tuple[Any, ...]) -> Control:

@@ -1,4 +1,4 @@
-"""The log as lines of JSON: out of it, and into another one."""
+"""The log as lines of JSON, out of it and into another one; and a whole service from one store into another."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from melon.client import Client
 from melon.data.ids import HIGHEST, LOWEST, is_unicode
-from melon.errors import DataError
+from melon.errors import DataError, LogError
 from melon.service.config import USES
 from melon.service.log.base import Appended, Event, LogId
+from melon.service.log.checkpoints import Checkpoints
+from melon.service.log.events import SCHEMA as EVENTS_SCHEMA
 from melon.service.log.events import LogReader
-from melon.service.log.files import EVENTS
+from melon.service.log.files import BATCHES, EVENTS, Held, Place
+from melon.service.log.steps import SCHEMA as STEPS_SCHEMA
 
 #: What a line may say of an event, and the types it may have.
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -32,6 +34,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
 _KNOWN = {*FIELDS, "offset", "arrived"}
 _AT_ONCE, _UNDER_WAY = 10_000, 2
 _LONGEST = 256
+#: Rows that are copied together.
+_COPIED = 5_000
 
 
 def exported(reader: LogReader, first: int, last: int) -> Iterator[str]:
@@ -66,6 +70,71 @@ def imported(submit: Callable[[list[Event]], Future[Appended]], events: Iterable
                 max(total.offset, done.offset),
             )
     return total
+
+
+def copied(source: Place, target: Place) -> tuple[int, int]:
+    """Copy log, steps and checkpoints of a service that does not run to an empty place; events, and steps.
+
+    Deltas are made again by the learner, and keys stay where they are: each store has its own.
+    """
+    if target.exists(EVENTS):
+        raise LogError(f"{target} has a log already; give an empty folder or another schema (?schema=NAME).")
+    for role in ("writer", "learner") if source.url is None else ():
+        Held(source.folder, role).close()  # refused while a service runs there
+    if source.url is not None and source.exists(BATCHES) and source.runs("learner"):
+        raise LogError(f"{source} has a learner that runs; stop the service first.")
+    target.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with LogReader(source) as log:
+        events = log.last()[1]
+    steps = 0
+    if source.exists(BATCHES):
+        steps = _copy_tables(source, target, BATCHES, STEPS_SCHEMA)
+        before, after = Checkpoints(source), Checkpoints(target)
+        for number in before.numbers():
+            saved = before.load(number)
+            after.write(saved.model, saved.position, saved.log_id, saved.extra)
+    # The log comes last: a copy that was stopped has none, and is refused by everybody.
+    _copy_tables(source, target, EVENTS, EVENTS_SCHEMA)
+    return events, steps
+
+
+#: Tables of log and steps: what orders their rows, the columns that hold ids, and how many columns there are.
+_TABLES: dict[str, dict[str, tuple[str, tuple[int, ...], int]]] = {
+    EVENTS: {
+        "events": ("offset", (1, 2), 11),
+        "controls": ("offset", (), 5),
+        "ages": ("offset", (), 2),
+        "facts": ("item", (0,), 3),
+        "retracted": ("offset", (), 1),
+        "aliases": ("previous", (0, 1), 3),
+        "profiles": ("kind || '/' || id", (), 3),
+    },
+    BATCHES: {"epochs": ("number", (), 3), "steps": ("number", (), 13)},
+}
+
+
+def _copy_tables(source: Place, target: Place, name: str, schema: str) -> int:
+    """Copy the tables of a part in one transaction; the rows of the last one."""
+    count = 0
+    with source.open(name) as reading, target.open(name, "FULL", schema) as writing, writing.transaction():
+        writing.note(reading.meta())
+        for table, (order, ids, width) in _TABLES[name].items():
+            insert = f"INSERT INTO {table} VALUES ({', '.join('?' * width)})"
+            count, last = 0, None
+            while rows := reading.rows(
+                f"SELECT {order}, {table}.* FROM {table} {'' if last is None else f'WHERE {order} > ?'} ORDER BY 1 "
+                f"LIMIT {_COPIED}",
+                () if last is None else (last,),
+            ):
+                last, count = rows[-1][0], count + len(rows)
+                writing.many(
+                    insert,
+                    [
+                        [writing.key(reading.id(value)) if n in ids else value for n, value in enumerate(row[1:])]
+                        for row in rows
+                    ],
+                )
+    return count
 
 
 def over_http(client: Client) -> Callable[[list[Event]], Future[Appended]]:
@@ -122,10 +191,10 @@ def typed(text: str, reader: LogReader) -> LogId:
     return int(text) if some is not None and isinstance(some.user, int) and text.lstrip("-").isdigit() else text
 
 
-def kinds_of(folder: Path) -> dict[str, type | None]:
+def kinds_of(place: Place) -> dict[str, type | None]:
     """The kind of ids that a log's users and items have; None where it has no events, or is not there."""
     some = None
-    if (folder / EVENTS).exists():
-        with LogReader(folder) as reader:
+    if place.exists(EVENTS):
+        with LogReader(place) as reader:
             some = next(iter(reader.tail(0, 1)), None)
     return {"user": None if some is None else type(some.user), "item": None if some is None else type(some.item)}

@@ -1,4 +1,4 @@
-"""`batches.db` and `deltas.db`: what the learner did with the log, and what it published. The learner alone writes."""
+"""Steps and deltas: what the learner did with the log, and what it published. The learner alone writes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import json
 import time
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import apsw
-
-from melon.errors import LogError
+from melon.errors import HeldError, LogError
 from melon.service.log.base import LoggedStep, Published, Status, StepKind
-from melon.service.log.files import BATCHES, DELTAS, Reader, open_writer, transaction, trouble
+from melon.service.log.files import BATCHES, DELTAS, Place, Reader
 
-_STEPS = """
-CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value /*any*/) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS epochs(number INTEGER PRIMARY KEY, started REAL, about TEXT);
 CREATE TABLE IF NOT EXISTS steps(
     number INTEGER PRIMARY KEY, kind TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
@@ -39,8 +37,8 @@ _COLUMNS = "number, kind, first, last, epoch, status, reason, digest, planned, d
 class StepReader(Reader):
     """What the learner has recorded, read-only; not shared between threads."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / BATCHES)
+    def __init__(self, place: Place | Path) -> None:
+        super().__init__(place, BATCHES)
 
     def last(self) -> LoggedStep | None:
         """The last step that is done: learned or quarantined."""
@@ -146,29 +144,43 @@ class StepReader(Reader):
 class StepBook(StepReader):
     """The same for the learner, which writes it. Commits are not synced one by one; `sync` does that for all."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / BATCHES
-        self._connection = open_writer(self.path, "NORMAL", _STEPS)
-        self._seen = None
+    def __init__(self, place: Place | Path) -> None:
+        self.use(place, Place.of(place).open(BATCHES, "NORMAL", SCHEMA))
+        #: The epoch of this learner, once it has begun. Nothing is written for one after which another has begun.
+        self._epoch: int | None = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._db.transaction():
+            if self._epoch is not None and self._newest_epoch() != self._epoch:
+                raise HeldError(
+                    f"another learner of {self.place} has begun (epoch {self._newest_epoch()}) after this one (epoch "
+                    f"{self._epoch}); this one ends and leaves the log to it.",
+                    None,
+                )
+            yield
+
+    def _newest_epoch(self) -> int:
+        return int(self._rows("SELECT coalesce(max(number), 0) FROM epochs")[0][0])
 
     def state(self, **values: Any) -> None:
-        """Note facts of the whole file."""
-        with transaction(self._connection):
-            self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(values.items()))
+        """Note facts of the whole."""
+        with self._writing():
+            self._db.note(values)
 
     def begin_epoch(self, about: Mapping[str, Any]) -> int:
         """A new start of the learner, and what it runs on."""
-        with transaction(self._connection):
-            self._connection.execute(
-                "INSERT INTO epochs(started, about) VALUES (?, ?)", (time.time(), json.dumps(dict(about)))
-            )
-            return self._connection.last_insert_rowid()
+        with self._db.transaction():
+            epoch = self._newest_epoch() + 1
+            self._rows("INSERT INTO epochs VALUES (?, ?, ?)", (epoch, time.time(), json.dumps(dict(about))))
+        self._epoch = epoch
+        return epoch
 
     def plan(self, step: LoggedStep) -> None:
         """Write a boundary before anything is done about it."""
         values = (step.number, step.kind, step.first, step.last, step.epoch, step.planned, json.dumps(step.about))
-        with transaction(self._connection):
-            self._connection.execute(
+        with self._writing():
+            self._rows(
                 "INSERT INTO steps(number, kind, first, last, epoch, status, planned, about, totals) "
                 "VALUES (?, ?, ?, ?, ?, 'planned', ?, ?, '{}')",
                 values,
@@ -182,14 +194,14 @@ class StepBook(StepReader):
         about, when = {**step.about, **about}, step.done or time.time()
         done = replace(step, status=status, digest=digest, done=when, about=about, totals=totals, reason=reason)
         values = (status, reason, digest, done.done, json.dumps(done.about), json.dumps(done.totals), step.number)
-        with transaction(self._connection):
-            self._connection.execute(
+        with self._writing():
+            self._rows(
                 "UPDATE steps SET status = ?, reason = ?, digest = ?, done = ?, about = ?, totals = ? WHERE number = ?",
                 values,
             )
             if step.kind == "retry" and status == "learned":
                 batch = (step.number, step.about.get("batch"))
-                self._connection.execute("UPDATE steps SET retried = ? WHERE number = ?", batch)
+                self._rows("UPDATE steps SET retried = ? WHERE number = ?", batch)
         return done
 
     def thin(self, before: float) -> None:
@@ -201,46 +213,39 @@ class StepBook(StepReader):
         last = self._rows("SELECT max(number) FROM steps WHERE done < ?", (before,))[0][0] or first
         some = "number > ? AND number <= ? AND kind = 'events' AND status = 'learned'"
         newest = f"SELECT max(number) FROM steps WHERE {some} GROUP BY CAST(done / 60 AS INTEGER)"
-        with transaction(self._connection):
-            self._connection.execute(
+        with self._writing():
+            self._rows(
                 f"UPDATE steps SET totals = '{{}}', about = '{{}}' WHERE {some} AND number NOT IN ({newest})",
                 (first, last, first, last),
             )
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('thinned', ?)", (last,))
+            self._db.note({"thinned": last})
 
     def drop_before(self, number: int, offset: int) -> None:
         """Delete steps before a number whose events the log has dropped."""
-        with transaction(self._connection):
-            self._connection.execute("DELETE FROM steps WHERE number < ? AND last < ?", (number, offset))
+        with self._writing():
+            self._rows("DELETE FROM steps WHERE number < ? AND last < ?", (number, offset))
 
     def drop(self, step: LoggedStep) -> None:
         """Take back a step that was planned and never taken."""
-        with transaction(self._connection):
-            self._connection.execute("DELETE FROM steps WHERE number = ? AND done IS NULL", (step.number,))
+        with self._writing():
+            self._rows("DELETE FROM steps WHERE number = ? AND done IS NULL", (step.number,))
 
     def quarantine(self, step: LoggedStep, reason: str) -> None:
         """Decide, durably, that a batch is passed by."""
-        with transaction(self._connection):
-            self._connection.execute(
-                "UPDATE steps SET status = 'quarantined', reason = ? WHERE number = ?", (reason, step.number)
-            )
+        with self._writing():
+            self._rows("UPDATE steps SET status = 'quarantined', reason = ? WHERE number = ?", (reason, step.number))
         self.sync()
 
     def sync(self) -> None:
         """Have everything recorded so far survive a power cut."""
-        try:
-            self._connection.pragma("synchronous", "FULL")
-            self.state(synced=time.time())
-            self._connection.pragma("synchronous", "NORMAL")
-        except apsw.Error as error:
-            raise trouble(self.path, error) from error
+        self._db.sync()
 
 
 class DeltaReader(Reader):
     """The feed of deltas, read-only; not shared between threads."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / DELTAS)
+    def __init__(self, place: Place | Path) -> None:
+        super().__init__(place, DELTAS)
 
     def after(self, number: int, most: int = 64) -> list[Published]:
         """Deltas behind a step, in order; the first is number + 1, or there is a gap."""
@@ -250,6 +255,11 @@ class DeltaReader(Reader):
             Published(n, at, kind, digest, held, tuple(array("d", when))) for n, at, kind, digest, held, when in rows
         ]
 
+    def digest(self, number: int) -> bytes | None:
+        """The digest after a step whose delta is there."""
+        rows = self._rows("SELECT digest FROM deltas WHERE number = ?", (number,))
+        return rows[0][0] if rows else None
+
     def newest(self) -> int:
         """The number of the newest delta, 0 where there is none."""
         return int(self._rows("SELECT coalesce(max(number), 0) FROM deltas")[0][0])
@@ -258,17 +268,19 @@ class DeltaReader(Reader):
 class DeltaFeed(DeltaReader):
     """The same for the learner. Nothing is synced: a lost feed is made again from the log."""
 
-    def __init__(self, folder: Path, *, seconds: float, most_bytes: int) -> None:
-        self.path = folder / DELTAS
-        self._seconds, self._most_bytes, self._seen = seconds, most_bytes, None
+    def __init__(self, place: Place | Path, *, seconds: float, most_bytes: int) -> None:
+        self._seconds, self._most_bytes, place = seconds, most_bytes, Place.of(place)
         try:
-            self._connection = open_writer(folder / DELTAS, "OFF", _DELTAS)
+            self.use(place, place.open(DELTAS, "OFF", _DELTAS))
             sizes = self._rows("SELECT number, length(content), published FROM deltas ORDER BY number")
         except LogError:
+            if place.url is not None:
+                raise
             for name in (DELTAS, f"{DELTAS}-wal", f"{DELTAS}-shm"):
                 with suppress(FileNotFoundError):
-                    (folder / name).unlink()
-            self._connection, sizes = open_writer(folder / DELTAS, "OFF", _DELTAS), []
+                    (place.folder / name).unlink()
+            self.use(place, place.open(DELTAS, "OFF", _DELTAS))
+            sizes = []
         self._sizes: dict[int, tuple[int, float]] = {number: (size, when) for number, size, when in sizes}
 
     def __contains__(self, number: int) -> bool:
@@ -286,21 +298,20 @@ class DeltaFeed(DeltaReader):
                 break
             oldest.append(number)
             held -= size
-        with transaction(self._connection):
-            self._connection.execute("INSERT OR REPLACE INTO deltas VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        with self._db.transaction():
+            self._rows("DELETE FROM deltas WHERE number = ?", (delta.number,))
+            self._rows("INSERT INTO deltas VALUES (?, ?, ?, ?, ?, ?, ?)", values)
             if oldest:
-                self._connection.execute("DELETE FROM deltas WHERE number <= ?", (oldest[-1],))
+                self._rows("DELETE FROM deltas WHERE number <= ?", (oldest[-1],))
         for number in oldest:
             del self._sizes[number]
 
     def drop(self, *, up_to: int | None = None, above: int | None = None) -> None:
         """Take deltas out: old ones that know a forgotten person, or later ones that are to be made again."""
         gone = [n for n in self._sizes if (up_to is not None and n <= up_to) or (above is not None and n > above)]
-        with transaction(self._connection):
-            self._connection.executemany("DELETE FROM deltas WHERE number = ?", [(number,) for number in gone])
-        if up_to is not None:
-            self._connection.execute("VACUUM")  # nothing of what was dropped stays between rows
-        self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        with self._db.transaction():
+            self._db.many("DELETE FROM deltas WHERE number = ?", [(number,) for number in gone])
+        self._db.scrub(rewrite=up_to is not None)  # nothing of what was dropped stays between rows
         for number in gone:
             del self._sizes[number]
 

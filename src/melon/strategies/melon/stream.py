@@ -1,67 +1,76 @@
-"""MeLON as it is by default, and its ablations: the rate model (docs/methods.md 4.12)."""
+"""MeLON, its ablations, MWNet and MetaSGD with the rate model (docs/methods.md 4.12), which needs no PyTorch.
+
+Their published forms do, and are imported when they are asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from melon.errors import SettingsError
-from melon.strategies.melon.rates import Roles
+from melon.errors import SettingsError, require_torch
+from melon.strategies.melon.rates import INPUTS, Roles
 from melon.strategies.stream_trained import StreamTrainedSettings, StreamTrainedStrategy
 from melon.tables import TableSpec
 from melon.types import Scores
 
 
 class MeLONSettings(StreamTrainedSettings):
-    """Those of the default form; settings of the network form are refused."""
+    """Those of the default form; settings of the published form are refused."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
         """Settings from plain values; one of the other form is refused with the way to it."""
         unknown = [name for name in values if name not in cls.model_fields]
         if unknown:
-            from melon.strategies.melon.settings import RateSettings  # which needs PyTorch
+            from melon.strategies.melon.network import PublishedSettings  # which needs PyTorch
 
-            for name in set(unknown) & RateSettings.model_fields.keys():
-                raise SettingsError(
-                    f"{owner}: {name} is a setting of its network form; choose preset = network (or set form=network)."
-                )
+            for name in set(unknown) & PublishedSettings.model_fields.keys():
+                raise SettingsError(f"{owner}: {name} is a setting of its published form; choose preset = paper.")
         return super().parse(values, owner)
 
 
 class TwoForms(StreamTrainedStrategy):
-    """A strategy that has a network form too: settings with `form = network` make one of these."""
+    """A strategy that has a published form too, which some values of the setting `form` make instead."""
+
+    published: ClassVar[str]
+    forms: ClassVar[tuple[str | None, ...]]
+
+    def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
+        if (settings or {}).get("form") not in cls.forms:
+            return super().__new__(cls)
+        require_torch(f"the published form of strategy {cls.name!r}")
+        module, _, name = cls.published.partition(":")
+        made: Self = getattr(import_module(module), name)(settings, seed=seed)  # a strategy all the same
+        return made
+
+
+class MeLONForms(TwoForms):
+    """Of MeLON and its ablations."""
 
     settings_type = MeLONSettings
     settings: MeLONSettings
-    network_form: ClassVar[str]
-
-    def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
-        if (settings or {}).get("form") == "network":
-            from melon.strategies.melon import strategy as network
-
-            made: Self = getattr(network, cls.network_form)(settings, seed=seed)  # a strategy all the same
-            return made
-        return super().__new__(cls)
+    forms = ("paper", "code")
 
 
-class MeLON(TwoForms):
+class MeLON(MeLONForms):
     """A rate for every (interaction, parameter) pair."""
 
     name = "melon"
-    network_form = "NetworkMeLON"
+    published = "melon.strategies.melon.published:PublishedMeLON"
 
 
-class MeLONI(TwoForms):
+class MeLONI(MeLONForms):
     """The ablation without the parameter's side: one rate for all that an interaction touches.
 
     It sees the loss, and how much and how recent history the user and the item taken have.
     """
 
     name = "melon_i"
-    network_form = "NetworkMeLONI"
+    published = "melon.strategies.melon.published:PublishedMeLONI"
     unseen = ("value", "gradient")
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
@@ -71,14 +80,14 @@ class MeLONI(TwoForms):
         return np.repeat(facts[:, :1], facts.shape[1], axis=1)
 
 
-class MeLONP(TwoForms):
+class MeLONP(MeLONForms):
     """The ablation without the interaction's side: a rate for each parameter, whatever part it plays.
 
     It sees facts of the row and the parameter's value; gradient, loss and partner belong to the interaction.
     """
 
     name = "melon_p"
-    network_form = "NetworkMeLONP"
+    published = "melon.strategies.melon.published:PublishedMeLONP"
     unseen = ("partner", "loss", "gradient")
 
     def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
@@ -88,3 +97,29 @@ class MeLONP(TwoForms):
         own = facts.copy()
         own[:, 0, 4:6] = 0  # counts of an item say nothing of a user
         return own
+
+
+class StreamTrainedMWNet(TwoForms):
+    """One rate for each interaction, from its loss alone."""
+
+    name = "mwnet"
+    published = "melon.strategies.mwnet:MWNet"
+    forms = (None,)
+    unseen = tuple(name for name in INPUTS if name != "loss")
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.one(specs)
+
+
+class StreamTrainedMetaSGD(TwoForms):
+    """One rate for each table, whatever the interaction."""
+
+    name = "metasgd"
+    published = "melon.strategies.metasgd:MetaSGD"
+    forms = (None,)
+    unseen = INPUTS
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.by_table(specs)

@@ -1,0 +1,12 @@
+"""The tools of the documentation (docs/tools), for tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "tools"))
+
+from command_line import commands
+from http_api import reference as http_reference
+from site_hooks import expanded
+
+__all__ = ["commands", "expanded", "http_reference"]

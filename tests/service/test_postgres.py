@@ -1,0 +1,255 @@
+"""A log in PostgreSQL: the same answers, any number of writers, one learner, and a server that dies."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from postgres_server import PostgresServer
+from service_scenes import clean_replay, learn_all, saved_model, settings, stream, wait_until
+
+from conftest import Service, Start
+from melon.errors import HeldError, LogError, SettingsError, StorageError
+from melon.learning.deltas import state_digest
+from melon.service.config import ServeSettings
+from melon.service.keys import keys_of
+from melon.service.learner.loop import Learner, run_learner
+from melon.service.learner.replaying import verify
+from melon.service.log.base import Event
+from melon.service.log.events import EventLog, LogReader
+from melon.service.log.exchange import copied
+from melon.service.log.files import Place, masked, place_of
+from melon.service.log.steps import StepReader
+from melon.service.replica import Replica
+
+USERS = [f"u{n}" for n in range(60)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def url(server: PostgresServer, request: pytest.FixtureRequest) -> str:
+    """A service of the test's own in the server."""
+    return server.url(f"t{abs(hash(request.node.name)) % 10**9}")
+
+
+def host(tmp_path: Path, name: str, url: str) -> Place:
+    """A machine: a folder of its own, and the database that all share."""
+    return Place(tmp_path / name, url)
+
+
+def test_learner_replicas_and_replay_are_the_same_bytes(url: str, tmp_path: Path) -> None:
+    model, events = saved_model(tmp_path / "model"), stream(600)
+    here, there = host(tmp_path, "a", url), host(tmp_path, "b", url)
+    of_learner = settings(tmp_path / "learner", model, log=url)
+    with EventLog(here) as log, EventLog(there) as other, Replica(there) as replica:
+        log.append(events[:200])
+        with Learner(of_learner) as learner:
+            learn_all(learner)
+            replica.load()
+            replica.follow()
+            other.append(events[200:330])
+            log.forget("u2").result()
+            other.append(events[330:400])
+            learn_all(learner)
+            replica.follow()
+            learner.save(wait=True)
+            log.append(events[400:450])
+            learn_all(learner)
+        replica.follow()
+        with Learner(settings(tmp_path / "another host", model, log=url, batch_most=25)) as learner:
+            assert learner.position == replica.position
+            other.append(events[450:])
+            learn_all(learner)
+            replica.follow()
+            copy, digest = clean_replay(here)
+            assert digest == learner.position.digest == replica.position.digest
+            assert state_digest(copy) == state_digest(learner.replay.model)
+            with replica.reading() as (held, position):
+                assert position.offset == learner.position.offset == 601
+                assert state_digest(held, answering=True) == state_digest(copy, answering=True)
+            learner.save(wait=True)
+        lines = list(verify(there))
+    assert lines[0].startswith("events: there (PostgreSQL")
+    assert "600 events and 1 controls, offsets 1 to 601 without a gap" in lines[3]
+    assert lines[-1].startswith("replayed to step")
+
+
+def test_many_writers_leave_no_gap_and_store_each_event_once(url: str, tmp_path: Path) -> None:
+    """Integers and texts stay apart, too."""
+    logs = [EventLog(host(tmp_path, str(n), url)) for n in range(3)]
+
+    def write(log: EventLog, first: int) -> None:
+        for start in range(first, first + 60, 5):
+            log.append([Event(n % 7, str(n % 5), 1_000 + n, event_id=str(n)) for n in range(start, start + 10)])
+
+    writers = [threading.Thread(target=write, args=(log, 40 * n)) for n, log in enumerate(logs)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    with LogReader(host(tmp_path, "reader", url)) as reader:
+        stored = list(reader.events(1, 1 << 60))
+        assert reader.last() == (len(stored), len(stored))
+        assert [event.offset for event in stored] == list(range(1, len(stored) + 1))
+        assert sorted(int(event.event_id or 0) for event in stored) == list(range(145))
+        assert {type(event.user) for event in stored} == {int}
+        assert {type(event.item) for event in stored} == {str}
+        assert reader.of_user(3, 2)[0].user == 3
+        assert reader.of_user("3", 2) == []  # type: ignore[arg-type]
+    assert logs[0].append([Event(0, "0", 1_000, event_id="0")]).duplicates == 1
+    for log in logs:
+        log.close()
+
+
+def test_one_learner_at_a_time_and_a_late_one_changes_nothing(url: str, tmp_path: Path) -> None:
+    model = saved_model(tmp_path / "model")
+    with EventLog(host(tmp_path, "a", url)) as log:
+        log.append(stream(50))
+        first = Learner(settings(tmp_path / "one", model, log=url))
+        first.step()
+        with pytest.raises(HeldError, match="has a learner already: process"):
+            Learner(settings(tmp_path / "two", model, log=url))
+        assert first._lease is not None
+        first._lease.close()  # as a machine that hangs loses it
+        with Learner(settings(tmp_path / "two", model, log=url)) as second:
+            learn_all(second)
+            before = second.position
+            with pytest.raises(LogError, match=r"another learner of .* has begun"):
+                first.step()
+            assert second.book.last() is not None
+        first.close()
+        with Learner(settings(tmp_path / "three", model, log=url)) as third:
+            assert third.position == before
+
+
+def test_a_server_that_dies_takes_nothing_that_was_acknowledged(
+    server: PostgresServer, url: str, tmp_path: Path
+) -> None:
+    with EventLog(host(tmp_path, "a", url)) as log:
+        log.append(stream(100))
+        server.kill()
+        with pytest.raises(StorageError):
+            log.append(stream(10, seed=5))
+        assert not log.writable
+        server.start()
+        wait_until(lambda: log.writable)
+        assert log.append(stream(10, seed=5)).accepted == 10
+        with LogReader(host(tmp_path, "b", url)) as reader:
+            assert reader.counted() == (110, 0, 110)
+
+
+def test_a_learner_stands_by_and_goes_on_where_the_other_ended(url: str, tmp_path: Path) -> None:
+    model, here = saved_model(tmp_path / "model"), host(tmp_path, "a", url)
+    stops: dict[str, threading.Event] = {}
+    threads: dict[str, threading.Thread] = {}
+    with EventLog(here) as log, Replica(here) as replica:
+        log.append(stream(100))
+        for name in ("one", "two"):
+            given = settings(tmp_path / name, model, log=url, batch_every_ms=1.0)
+            stops[name] = threading.Event()
+            threads[name] = threading.Thread(target=run_learner, args=(given, stops[name]))
+            threads[name].start()
+            wait_until(lambda: here.exists("batches.db") and here.runs("learner"))
+        replica.load()
+        replica.start()
+        assert replica.wait_for(100, 60)
+        stops["one"].set()
+        threads["one"].join()
+        log.append(stream(50, seed=5))
+        assert replica.wait_for(150, 60)
+        stops["two"].set()
+        threads["two"].join()
+        with StepReader(here) as steps:
+            assert len(steps.epochs()) == 2
+        copy, digest = clean_replay(here)
+        assert digest == replica.position.digest
+        with replica.reading() as (held, _):
+            assert state_digest(held, answering=True) == state_digest(copy, answering=True)
+
+
+def test_a_service_moves_into_a_database_and_back(url: str, tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), Place(tmp_path / "live")
+    with EventLog(folder) as log, Learner(settings(folder.folder, model)) as learner:
+        log.append([*stream(120), Event("u1", "i2", 5_000, type="dislike", use="hide")])
+        log.put_facts([("i5", {"available": False})]).result()
+        log.forget("u3").result()
+        learn_all(learner)
+        with pytest.raises(HeldError):
+            copied(folder, Place(tmp_path / "there", url))
+    there, back = Place(tmp_path / "there", url), Place(tmp_path / "back")
+    assert copied(folder, there)[0] == copied(there, back)[0] == 121
+    with pytest.raises(LogError, match="has a log already"):
+        copied(folder, there)
+    assert [*verify(folder)][3:6] == [*verify(there)][2:5] == [*verify(back)][2:5]
+    with Learner(settings(there.folder, model, log=url)) as moved, Learner(settings(back.folder, model)) as home:
+        assert moved.position == home.position == learner.position
+    with LogReader(there) as one, LogReader(back) as other, LogReader(folder) as origin:
+        for read in (one, other):
+            assert list(read.events(1, 999)) == list(origin.events(1, 999))
+            assert list(read.facts()) == list(origin.facts())
+            assert read.log_id == origin.log_id
+
+
+def test_two_machines_answer_alike_and_lists_go_on_without_the_database(start: Start, server: PostgresServer) -> None:
+    url = server.url("two_machines")
+    one = start(log=url)
+    two = start(log=url)
+    seen = one.post([{"user": "u1", "item": "i7"}, {"user": "u2", "item": "i9", "type": "dislike"}])
+    lists = [
+        service.get(f"/v1/recommendations/u1?k=20&filter_seen=false&after={seen['offset']}&wait_ms=9000")
+        for service in (one, two)
+    ]
+    assert lists[0]["items"] == lists[1]["items"]
+    assert one.call("PUT", "/v1/items/i3", {"available": False}).status == 200
+
+    def listed(service: Service, user: str) -> set[str]:
+        return {item["item"] for item in service.get(f"/v1/recommendations/{user}?k=150&filter_seen=false")["items"]}
+
+    two.wait(lambda: "i3" not in listed(two, "u5"))
+    two.wait(lambda: "i9" not in listed(two, "u2"))
+    assert "i9" in listed(two, "u5")
+    key, _ = keys_of(two.settings).add(["read", "write", "admin"])
+    one.wait(lambda: one.call("GET", "/v1/recommendations/u1").status == 401)
+    one.key = two.key = key
+    assert one.call("GET", "/v1/recommendations/u1").status == 200
+    server.stop("immediate")
+    answer = two.call("POST", "/v1/interactions", {"user": "u1", "item": "i8", "event_id": "late"})
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+    assert two.call("GET", "/v1/recommendations/u1").status == 200
+    server.start()
+    late = {"user": "u1", "item": "i8", "event_id": "late"}
+    two.wait(lambda: two.call("POST", "/v1/interactions", late).status == 202)
+    offset = two.post(late)["offset"]
+    one.wait(lambda: one.get("/v1/status")["lag"] == 0)
+    one.wait(lambda: one.get("/v1/status")["model"]["offset"] >= offset)
+
+
+@pytest.mark.parametrize("setting", ["synchronous_commit", "fsync"])
+def test_a_server_that_acknowledges_too_early_is_refused(setting: str, tmp_path: Path) -> None:
+    server = PostgresServer(f"{setting} = off")
+    try:
+        with pytest.raises(SettingsError, match=f"has {setting} = off"):
+            EventLog(host(tmp_path, "a", server.url()))
+    finally:
+        server.remove()
+
+
+def test_addresses_are_checked_and_passwords_never_shown(tmp_path: Path) -> None:
+    url = "postgresql://me:pa55word@127.0.0.1:1/shop"
+    given = ServeSettings(data=tmp_path, log=url)
+    assert "pa55word" not in given.toml() + repr(given) + given.model_dump_json() + masked(url)
+    with pytest.raises(StorageError, match=r"postgresql://127.0.0.1:1/shop cannot be reached") as caught:
+        EventLog(place_of(given))
+    assert "pa55word" not in str(caught.value)
+    for bad, message in (
+        (url.replace("postgresql", "mysql"), "no address of a database"),
+        (f"{url}?schema=A b", "schema"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            EventLog(Place(tmp_path, bad))
