@@ -203,8 +203,8 @@ def test_facts_change_in_one_order(service: Service) -> None:
 
 
 def test_an_item_of_one_user_is_not_shown_to_others(service: Service) -> None:
-    def listed() -> tuple[set[str], dict[str, int]]:
-        content = service.get("/v1/recommendations/u3?k=1000")
+    def listed(user: str = "u3") -> tuple[set[str], dict[str, int]]:
+        content = service.get(f"/v1/recommendations/{user}?k=1000&filter_seen={str(user == 'u3').lower()}")
         return {one["item"] for one in content["items"]}, content["filtered"]
 
     def post(user: str, item: str) -> None:
@@ -215,6 +215,8 @@ def test_an_item_of_one_user_is_not_shown_to_others(service: Service) -> None:
     post("u1", "invented")
     assert "invented" not in listed()[0]
     assert listed()[1]["untried"] == before + 1
+    assert "invented" in listed("u1")[0]  # it is this user's own
+    assert "invented" not in listed("u2")[0]
     assert "invented" not in {one["item"] for one in service.get("/v1/popular?k=1000")["items"]}
     chosen = service.post({"users": ["u3"], "candidates": ["invented", "i1"]}, "/v1/recommendations")
     assert "invented" in {one["item"] for one in chosen["results"][0]["items"]}  # asked for by name
