@@ -15,10 +15,10 @@ from torch import Tensor
 from melon.adam import Adam, Moments
 from melon.strategies.base import LearningRates, Proposal, RowState, RowStateSpec, Situation
 from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, gammas_at
-from melon.strategies.melon.stream import StreamTrainedMetaSGD
 from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
+from melon.strategies.restricted import StreamTrainedMetaSGD
 from melon.tables import TableSpec
 
 #: Row state where rates belong to rows: α as it is stored, Adam's moments of it, its step count.

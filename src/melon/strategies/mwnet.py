@@ -17,9 +17,9 @@ from torch import Tensor
 from melon.settings import Width
 from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at, half_life_name
-from melon.strategies.melon.stream import StreamTrainedMWNet
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
+from melon.strategies.restricted import StreamTrainedMWNet
 from melon.tables import TableSpec
 
 #: η_v for each interaction where the real optimiser is Adam, whose rate is no measure for a plain step.

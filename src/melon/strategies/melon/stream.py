@@ -1,4 +1,4 @@
-"""MeLON, its ablations, MWNet and MetaSGD with the rate model (docs/methods.md 4.12), which needs no PyTorch.
+"""MeLON and its ablations with the rate model (docs/methods.md 4.12), which needs no PyTorch.
 
 Their published forms do, and are imported when they are asked for.
 """
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from melon.errors import SettingsError, require_torch
-from melon.strategies.melon.rates import INPUTS, Roles
+from melon.strategies.melon.rates import Roles
 from melon.strategies.stream_trained import StreamTrainedSettings, StreamTrainedStrategy
 from melon.tables import TableSpec
 from melon.types import Scores
@@ -97,34 +97,3 @@ class MeLONP(MeLONForms):
         own = facts.copy()
         own[:, 0, 4:6] = 0  # counts of an item say nothing of a user
         return own
-
-
-class Restricted(StreamTrainedStrategy):
-    """A restriction of the rate model beside a published form, which is meant where no form is named."""
-
-    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
-        if "form" not in (settings or {}):
-            require_torch(f"the published form of strategy {self.name!r} (preset stream does without)")
-        super().__init__(settings, seed=seed)
-
-
-class StreamTrainedMWNet(Restricted):
-    """One rate for each interaction, from its loss alone."""
-
-    name = "mwnet"
-    unseen = tuple(name for name in INPUTS if name != "loss")
-    decays = False
-
-    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
-        return Roles.one(specs)
-
-
-class StreamTrainedMetaSGD(Restricted):
-    """One rate for each table, whatever the interaction."""
-
-    name = "metasgd"
-    unseen = INPUTS
-    decays = False
-
-    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
-        return Roles.by_table(specs)
