@@ -416,7 +416,7 @@ class Tired(BPR):
 
 
 class ForgetsTheBias(BPR):
-    def score(self, users: Any, items: Any, context: Context | None = None) -> Any:
+    def row_scores(self, users: Any, items: Any, context: Context | None = None) -> Any:
         vectors, factors = self.tables["item_factors"].gather(items), self.tables["user_factors"].gather(users)
         return 2 * np.einsum("ncd,nd->nc", vectors, factors)
 

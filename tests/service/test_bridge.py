@@ -181,6 +181,7 @@ def test_the_command_names_what_it_leaves_out(nats_server: Nats, start: Start, r
 # Kafka
 
 
+@pytest.mark.slow
 def test_from_kafka_by_the_mock_broker(start: Start) -> None:
     """librdkafka's mock shows that the client's calls are right; it is no proof of a broker's guarantees."""
     kafka = pytest.importorskip("confluent_kafka", reason="needs pip install confluent-kafka")

@@ -66,6 +66,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "melon serve model/ --config melon.toml --host 0.0.0.0 --port 80",
         "melon serve --demo",
     ),
+    "bridge": ("melon bridge nats://127.0.0.1:4222/CLICKS http://127.0.0.1:8000",),
     "keys add": ("melon keys add --data model.live --scope read --scope write --days 90 --note shop",),
     "keys list": ("melon keys list --data model.live",),
     "keys revoke": ("melon keys revoke 3f2a91bc --data model.live",),
