@@ -14,9 +14,8 @@ from melon.learning.deltas import state_digest
 from melon.learning.model import LiveModel
 from melon.service.keys import keys_of
 from melon.service.learner.loop import Learner
-from melon.service.log.base import Event
 from melon.service.log.events import EventLog
-from melon.service.log.exchange import read_event
+from melon.service.log.exchange import read_fields
 
 
 @pytest.fixture
@@ -127,9 +126,9 @@ def test_forget_waits_for_the_learner(live: Path, run: Run) -> None:
 )
 def test_a_bad_line_is_named(line: str, problem: str) -> None:
     with pytest.raises(DataError, match=f"f.ndjson, line 3.*{problem}"):
-        read_event(line, "f.ndjson, line 3")
+        read_fields(line, "f.ndjson, line 3")
 
 
 def test_a_good_line() -> None:
-    assert read_event('{"user": 7, "item": "i", "time": 5, "offset": 9}', "x") == Event(7, "i", 5)
+    assert read_fields('{"user": 7, "item": "i", "time": 5, "offset": 9}', "x") == {"user": 7, "item": "i", "time": 5}
     assert melon.MelonError in DataError.__mro__

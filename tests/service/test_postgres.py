@@ -198,7 +198,7 @@ def test_a_service_moves_into_a_database_and_back(url: str, tmp_path: Path) -> N
 
 def test_two_machines_answer_alike_and_lists_go_on_without_the_database(start: Start, server: PostgresServer) -> None:
     url = server.url("two_machines")
-    one = start(log=url)
+    one = start(log=url, gorse=True)
     two = start(log=url)
     seen = one.post([{"user": "u1", "item": "i7"}, {"user": "u2", "item": "i9", "type": "dislike"}])
     lists = [
@@ -214,6 +214,8 @@ def test_two_machines_answer_alike_and_lists_go_on_without_the_database(start: S
     two.wait(lambda: "i3" not in listed(two, "u5"))
     two.wait(lambda: "i9" not in listed(two, "u2"))
     assert "i9" in listed(two, "u5")
+    assert one.call("DELETE", "/api/feedback/u2/i9").status == 200
+    two.wait(lambda: "i9" in listed(two, "u2"))
     key, _ = keys_of(two.settings).add(["read", "write", "admin"])
     one.wait(lambda: one.call("GET", "/v1/recommendations/u1").status == 401)
     one.key = two.key = key

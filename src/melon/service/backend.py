@@ -206,21 +206,42 @@ class Backend:
         version, offset = seen
         for item, version, facts in list(reader.facts(seen[0])):
             self._use_facts({self.item(item): None if facts is None else Facts(**facts)}, version)
+        return version, self._hide(self._hidden, reader, offset)
+
+    def _hide(self, hidden: dict[Id, set[Id]], reader: LogReader, offset: int) -> int:
+        """Add the items that events behind an offset hide from their users; the last of those events."""
         users = reader.users_of()
         for event in reader.hidden(offset):
             user = self.user(users.get(event.user, event.user))
-            self._hidden.setdefault(user, set()).add(self.item(event.item))
+            hidden.setdefault(user, set()).add(self.item(event.item))
             offset = event.offset
-        return version, offset
+        return offset
+
+    def _take_controls(self, reader: LogReader, after: int) -> int:
+        """Do what controls behind an offset ask of what this process remembers; the last of them."""
+        moved = False
+        while (control := reader.control_after(after)) is not None:
+            after = control.offset
+            moved = moved or control.kind in ("retract", "alias")
+            if control.kind == "forget":
+                user = self.user(control.body["user"])
+                self.served.forget(user)
+                self._hidden.pop(user, None)
+        if moved:
+            hidden: dict[Id, set[Id]] = {}
+            self._hide(hidden, reader, 0)
+            self._hidden = hidden
+        return after
 
     def _follow_others(self, seen: tuple[int, int]) -> None:
         """Use what other API processes have stored, as soon as it is there."""
-        reader: LogReader | None = None
+        reader, controls = None, self.log.offset
         while not self.stopping:
             try:
                 reader = reader or LogReader(place_of(self.settings))
                 if reader.changed():
                     seen = self._take_stored(reader, seen)
+                    controls = self._take_controls(reader, controls)
                 time.sleep(_FOLLOW_S)
             except MelonError as problem:
                 _LOG.warning("what other processes store cannot be followed: %s", problem)
@@ -307,7 +328,7 @@ class Backend:
         if count and item in self._hidden.get(user, ()):
             events = await self.from_log(lambda log: log.of_user(plain_id(user), 1 << 62))
             if not any(event.use == "hide" and event.item == plain_id(item) for event in events):
-                self._hidden[user].discard(item)
+                self._hidden.get(user, set()).discard(item)
         return count
 
     async def alias(self, previous: Id, user: Id) -> int:

@@ -481,9 +481,6 @@ class Learner(Closing):
         until_there_is_room(self.settings.folder, write, self._stopping)
 
 
-logger = logging.getLogger("melon.service")
-
-
 def run_learner(settings: ServeSettings, stop: threading.Event | None = None) -> None:
     """Learn until `stop` is set or the process is asked to end (SIGTERM, SIGINT): then learn what waits and save.
 

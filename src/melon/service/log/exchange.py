@@ -151,11 +151,6 @@ def over_http(client: Client) -> Callable[[list[Event]], Future[Appended]]:
     return submit
 
 
-def read_event(line: str, place: str) -> Event:
-    """An event from a line of JSON; anything else is a `DataError` that names the place."""
-    return Event(**read_fields(line, place))
-
-
 def read_fields(line: str, place: str) -> dict[str, Any]:
     """The fields of an event that a line gives."""
     try:
