@@ -109,6 +109,7 @@ def serve(
         raise unknown_name("role", role, ("all", "learner", "api"))
     from melon.service.supervisor import (
         Supervisor,
+        await_database,
         check_free,
         check_model,
         check_reachable,
@@ -123,6 +124,7 @@ def serve(
         run_demo_service(settings)
         return
     check_model(settings)
+    await_database(settings, say)
     check_reachable(settings)
     if role != "all":
         run_role(role, settings)

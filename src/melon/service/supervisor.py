@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from melon.errors import CheckpointError, HeldError, MelonError, SettingsError
+from melon.errors import CheckpointError, HeldError, MelonError, SettingsError, StorageError
 from melon.kernels import policy
 from melon.service.config import FORMER, LOOPBACK, PREFIX, ServeSettings
 from melon.service.keys import keys_of, local_token
 from melon.service.learner.challenger import FOLDER, home
 from melon.service.log.checkpoints import Checkpoints
-from melon.service.log.files import Held, place_of
+from melon.service.log.files import EVENTS, Held, place_of
 from melon.service.process import die_with, log_as_json
 
 #: Which process: the learner, the API process, or `challenger:NAME`.
@@ -45,6 +45,23 @@ def check_model(settings: ServeSettings) -> None:
             f"{settings.model} is not the folder of a model: it has no {MANIFEST}. Make one with melon pretrain, or "
             "start without a model."
         )
+
+
+def await_database(settings: ServeSettings, say: Callable[[str], None], seconds: float = 60.0) -> None:
+    """Wait for a database that is just being started, as it may be after a power cut; but not for ever."""
+    place, end, told = place_of(settings), time.monotonic() + seconds, False
+    while place.url is not None:
+        try:
+            place.exists(EVENTS)
+        except StorageError as problem:
+            if time.monotonic() > end:
+                raise
+            if not told:
+                say(f"{problem} Waiting for it, for up to {seconds:.0f} s.")
+            told = True
+            time.sleep(0.5)
+        else:
+            return
 
 
 def check_reachable(settings: ServeSettings) -> None:
