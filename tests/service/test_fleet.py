@@ -47,6 +47,11 @@ class Host:
             self._words, env=self._environment, stdout=self._output, stderr=self._output, start_new_session=True
         )
 
+    def revive(self) -> None:
+        """Start it again where it has ended, as a supervisor does: it may have been started without a database."""
+        if self.process.poll() is not None:
+            self.start()
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -133,6 +138,8 @@ def test_kills_lose_double_and_change_nothing(server: PostgresServer, tmp_path: 
                 victim.process.send_signal(signal.SIGCONT)
             wait_until(lambda before=before: poster.acknowledged > before, 120)  # type: ignore[misc]
             time.sleep(draws.random())
+            for host in (*apis, *learners):
+                host.revive()
         poster.done.set()
         poster.join()
         with LogReader(place) as log:
