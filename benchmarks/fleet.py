@@ -1,4 +1,4 @@
-"""Lists, events and freshness of one API process on SQLite, and of 1, 2 and 3 on PostgreSQL, in one run.
+"""Lists, events and freshness of one API process on SQLite and of 1, 2 and 3 on PostgreSQL in one run; and a failover.
 
     python benchmarks/fleet.py postgresql://melon@127.0.0.1/postgres --seconds 8
 
@@ -90,6 +90,37 @@ def arm(given: Path, folder: Path, url: str | None, processes: int, args: argpar
     }
 
 
+def failover(given: Path, folder: Path, url: str, rounds: int) -> dict[str, Any]:
+    """Seconds from killing the learner until an event posted right after it is in the lists, each time."""
+    api, address = started("api", folder / "api", given, url)
+    learners = [started("learner", folder / str(n), given, url)[0] for n in range(2)]
+    schema = url.partition("schema=")[2]
+    taken: list[float] = []
+    try:
+        while (asked(f"{address}/health/ready") or {}).get("lists") != "model":
+            time.sleep(0.1)
+        for _ in range(rounds):
+            time.sleep(5)  # the one that waits has caught up
+            with psycopg.connect(url.partition("?")[0]) as connection:
+                row = connection.execute(f"SELECT holder FROM {schema}_batches.leases").fetchone()
+            number = next(n for n, one in enumerate(learners) if row is not None and f"process {one.pid} " in row[0])
+            learners[number].kill()
+            learners[number].wait()
+            killed, body = time.monotonic(), json.dumps({"user": "u1", "item": f"i{len(taken)}"}).encode()
+            request = urllib.request.Request(f"{address}/v1/interactions", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request) as answer:
+                offset = json.load(answer)["offset"]
+            while ((asked(f"{address}/v1/status") or {}).get("model") or {}).get("offset", 0) < offset:
+                time.sleep(0.01)
+            taken.append(round(time.monotonic() - killed, 2))
+            learners[number] = started("learner", folder / str(number), given, url)[0]
+    finally:
+        for process in (api, *learners):
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    return {"seconds": taken}
+
+
 def engine(url: str, seconds: float) -> dict[str, Any]:
     """What the database alone inserts: lists of 50 rows, each list one commit."""
     with psycopg.connect(url.partition("?")[0], autocommit=True) as connection:
@@ -116,6 +147,7 @@ def main() -> None:
         for count in (1, 2, 3):
             address = f"{args.url}?schema={mark}_{count}"
             arms[f"PostgreSQL, {count}"] = arm(given, Path(name) / str(count), address, count, args)
+        arms["learner killed"] = failover(given, Path(name) / "failover", f"{args.url}?schema={mark}_f", 5)
         arms["PostgreSQL alone"] = engine(args.url, args.seconds)
     sys.stdout.write(json.dumps(arms, indent=1) + "\n")
 
