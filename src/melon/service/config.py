@@ -104,7 +104,7 @@ class ServeSettings(Settings, BaseSettings):
     item_users: Whole = Field(
         ITEM_USERS, description="Users that an item without facts needs before others are shown it."
     )
-    webhooks: Challengers = Field((), description="Addresses (https://…) that are told of alarms, signed.")
+    webhooks: Challengers = Field((), description="Addresses (https://…) to which alarms are posted, with a signature.")
     webhook_secret: Path | None = Field(None, description="The file with the secret that signs them.")
     webhook_private: bool = Field(False, description="Allow webhooks to private networks and this machine.")
     max_lag: Whole = Field(20_000, description="Entries of the log that the learner may be behind without an alarm.")
