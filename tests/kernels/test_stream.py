@@ -9,7 +9,7 @@ from melon.data.interactions import Interactions
 from melon.stream import pairs
 from melon.stream.candidates import MODES, Candidates, Negatives
 from melon.stream.draws import Draws
-from melon.stream.history import NOBODY, History
+from melon.stream.history import History
 from melon.stream.pairs import PairSet
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 14)), min_size=1, max_size=200)
@@ -33,23 +33,6 @@ def history_of(pairs: list[tuple[int, int]], size: int) -> History:
     for start in range(0, len(pairs), size):
         history.append(users[start : start + size], items[start : start + size])
     return history
-
-
-@given(PAIRS, st.integers(0, 50), st.integers(0, 10**6))
-@settings(max_examples=20)
-def test_partners_with_the_lowest_tickets_are_sampled(pairs: list[tuple[int, int]], most: int, moment: int) -> None:
-    history, draws, rows = history_of(pairs, 50), Draws(1, "n"), np.arange(8)
-    sampled = history.of_users.sample(rows, draws, moment, most)
-    recent = history.of_users.recent(rows)
-    words = draws.words(rows + (np.int64(moment) << 32), 50) // np.uint64(64)
-    for row, partners, count in zip(rows.tolist(), sampled.partners.tolist(), sampled.counts.tolist(), strict=True):
-        held = int(recent.counts[row])
-        met = int(history.of_users.met(rows)[row])
-        ring = {(met - 1 - back) % 50: int(recent.partners[row, back]) for back in range(held)}
-        places = sorted(range(held), key=lambda place, row=row: (int(words[row, place]), place))
-        wanted = [ring[place] for place in (places[:most] if held > most else range(held))]
-        assert partners[:count] == wanted
-        assert set(partners[count:]) <= {NOBODY}
 
 
 @given(PAIRS, st.integers(2, 15), st.integers(1, 3))

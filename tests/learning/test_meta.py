@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melon.learning.examples import last_interactions
+from melon.stream.draws import Draws
 from melon.stream.history import RING, History
 
 Pairs = list[tuple[int, int]]
@@ -26,7 +27,7 @@ def columns(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
 
 def found(past: Pairs, batch: Pairs, cold: str) -> Pairs:
     events = np.arange(1000, 1000 + len(batch))
-    last = last_interactions(*columns(batch), events, history_of(past), cold)
+    last = last_interactions(*columns(batch), events, history_of(past), cold, Draws(0, "last"))
     assert len(last) == len(last.users) == len(last.items) == len(last.events)
     return list(zip(last.users.tolist(), last.items.tolist(), strict=True))
 
@@ -80,5 +81,5 @@ def test_the_batch_itself_is_not_seen() -> None:
 @pytest.mark.parametrize("cold", ["drop", "current"])
 def test_each_draw_has_a_number_of_its_own(cold: str) -> None:
     batch = [(0, 1), (1, 1), (4, 6)]
-    last = last_interactions(*columns(batch), np.arange(10, 13), history_of([(0, 2), (3, 1)]), cold)
+    last = last_interactions(*columns(batch), np.arange(10, 13), history_of([(0, 2), (3, 1)]), cold, Draws(0, "last"))
     assert len(np.unique(last.events)) == len(last)

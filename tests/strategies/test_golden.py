@@ -99,6 +99,7 @@ class Golden:
         history = History()
         edges = np.array(numbers["edges"])
         history.append(edges[:, 0], edges[:, 1])
+        history.keep_everything(edges[:, 0], edges[:, 1])
         updater = Updater(recommender, strategy, history)
         before = self.phi("meta_before")
         assert before.keys() == strategy.parameters().keys()

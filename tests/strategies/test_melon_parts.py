@@ -135,6 +135,7 @@ class TestAttention:
         recommender.grow(3, np.arange(3), 30, np.arange(30))
         history = History()
         history.append(np.zeros(20, dtype=np.int64), np.arange(20))
+        history.keep_everything(np.zeros(20, dtype=np.int64), np.arange(20))
         around = Surroundings(history, 0, np.arange(3), np.arange(30), recommender.tables)
         model, met = interaction_model(neighbours=6), list[Any]()
         plain = model.extend
@@ -154,6 +155,7 @@ class TestAttention:
         recommender, history = recommender_of("bpr"), History()
         recommender.grow(3, np.arange(3), 30, np.arange(30))
         history.append(np.zeros(20, dtype=np.int64), np.arange(20))
+        history.keep_everything(np.zeros(20, dtype=np.int64), np.arange(20))
         around = Surroundings(history, 0, np.arange(3), np.arange(30), recommender.tables)
         model = interaction_model()
         both = model.units(np.array([0, 1]), np.array([2, 5]), around)

@@ -3,12 +3,14 @@
 from collections import Counter, defaultdict, deque
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melon.data.interactions import Interactions
+from melon.errors import CheckpointError
 from melon.stream.draws import Draws
-from melon.stream.history import NEIGHBOURS, NOBODY, RING, History, PartnerRings
+from melon.stream.history import NOBODY, RING, History, PartnerRings
 from melon.stream.pairs import pair_keys
 
 BATCHES = st.lists(
@@ -24,11 +26,7 @@ def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 def remembered(rings: PartnerRings, row: int) -> list[int]:
     """What the rings still know of a row, as a multiset, through the public door."""
-    return sorted(partner for partner in _sample(rings, row, RING) if partner != NOBODY)
-
-
-def _sample(rings: PartnerRings, row: int, most: int, moment: int = 0) -> list[int]:
-    return rings.sample(np.array([row]), Draws(0, "neighbours"), moment, most).partners[0].tolist()
+    return sorted(partner for partner in rings.recent(np.array([row])).partners[0].tolist() if partner != NOBODY)
 
 
 def same_bytes(one: dict, other: dict) -> bool:
@@ -74,11 +72,9 @@ def test_unknown_rows_have_met_nobody() -> None:
     for rings in (empty, PartnerRings.from_state(empty.state(), 0, 0)):
         assert rings.met(rows).tolist() == [0, 0, 0]
         assert rings.last(rows).tolist() == [NOBODY] * 3
-        assert (rings.sample(rows, Draws(0, "n"), 0).partners == NOBODY).all()
     empty.append(np.array([2]), np.array([4]))
     assert empty.met(rows).tolist() == [0, 0, 0]
     assert empty.last(np.array([2, 5])).tolist() == [4, NOBODY]
-    assert empty.sample(np.array([], dtype=np.int64), Draws(0, "n"), 0).partners.shape == (0, NEIGHBOURS)
 
 
 def test_rows_come_back_as_64_bit_numbers_fit_for_pair_keys() -> None:
@@ -87,45 +83,87 @@ def test_rows_come_back_as_64_bit_numbers_fit_for_pair_keys() -> None:
     newest = rings.last(np.array([0, 1]))
     assert newest.dtype == np.int64
     assert pair_keys(newest, np.array([1, 1])).tolist() == [(5 << 32) + 1, (6 << 32) + 1]
-    assert rings.sample(np.array([0]), Draws(0, "n"), 0).partners.dtype == np.int64
 
 
-@given(st.integers(0, 120), st.integers(1, NEIGHBOURS), st.integers(0, 10**6))
-@settings(max_examples=40)
-def test_sampling_is_without_replacement(met: int, most: int, moment: int) -> None:
-    rings = PartnerRings()
-    rings.append(np.array([0, *[1] * met]), np.arange(met + 1) + 100)
-    sampled = rings.sample(np.array([1, 0, 7]), Draws(0, "n"), moment, most)
-    held = min(met, RING)
-    assert sampled.counts.tolist() == [min(held, most), 1, 0]
-    chosen = sampled.partners[0, : sampled.counts[0]]
-    assert len(set(chosen.tolist())) == len(chosen)
-    assert set(chosen.tolist()) <= set(range(met - held + 101, met + 101))
-    assert (sampled.partners[0, sampled.counts[0] :] == NOBODY).all()
+class TestTheWholePast:
+    def kept(self, pairs: list[tuple[int, int]], split: int) -> History:
+        """Pairs of which the first arrive before everything is kept."""
+        history, (users, items) = History(), columns(pairs)
+        history.append(users[:split], items[:split])
+        history.keep_everything(users[:split], items[:split])
+        for start in range(split, len(pairs), 9):
+            history.append(users[start : start + 9], items[start : start + 9])
+        return history
 
+    def sampled(self, history: History, role: str, most: int) -> list[list[int]]:
+        found = history.neighbours(role, np.arange(8), Draws(0, "n"), most)
+        lines = [line[:count] for line, count in zip(found.partners.tolist(), found.counts.tolist(), strict=True)]
+        assert (found.partners != NOBODY).sum() == found.counts.sum()
+        return lines
 
-def test_at_most_ten_neighbours_are_sampled() -> None:
-    rings = PartnerRings()
-    rings.append(np.zeros(40, dtype=np.int64), np.arange(40))
-    assert rings.sample(np.array([0]), Draws(0, "n"), 0).partners.shape == (1, 10)
+    @given(BATCHES, st.integers(1, 12))
+    @settings(max_examples=40)
+    def test_all_partners_are_there_from_both_sides(self, batches: list[list[tuple[int, int]]], most: int) -> None:
+        pairs = [(user, item % 7) for batch in batches for user, item in batch]
+        history = self.kept(pairs, len(pairs) // 3)
+        for role, met in (("user", lambda row: [i for u, i in pairs if u == row]),
+                          ("item", lambda row: [u for u, i in pairs if i == row])):  # fmt: skip
+            assert self.sampled(history, role, 600) == [met(row) for row in range(8)]
+            for row, line in enumerate(self.sampled(history, role, most)):
+                assert len(line) == min(most, len(met(row)))
+                assert not Counter(line) - Counter(met(row)), "without replacement; parallel edges stay"
+            last = history.last(role, np.arange(8), Draws(0, "n")).tolist()
+            assert last == [met(row)[-1] if met(row) else NOBODY for row in range(8)]
 
+    def test_ten_of_far_more_than_a_ring_are_uniform_and_drawn_anew_for_each_batch(self) -> None:
+        n, counts = 3 * RING, Counter()
+        history = self.kept([(0, item) for item in range(n)], 40)
+        draws = list[list[int]]()
+        for moment in range(2_000):
+            with history.as_before(n + (moment << 40), static=False):
+                draws.append(self.sampled(history, "user", 10)[0])
+            counts.update(draws[-1])
+        expected = 2_000 * 10 / n
+        assert set(counts) == set(range(n))
+        assert sum((count - expected) ** 2 / expected for count in counts.values()) < n + 5 * np.sqrt(2 * n)
+        assert draws[0] != draws[1]
 
-def test_sampling_is_uniform_and_changes_with_the_moment() -> None:
-    rings, counts = PartnerRings(), Counter()
-    rings.append(np.zeros(60, dtype=np.int64), np.arange(60))
-    for moment in range(2_000):
-        counts.update(_sample(rings, 0, 10, moment))
-    expected = 2_000 * 10 / RING
-    assert set(counts) == set(range(10, 60))
-    chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
-    assert chi_square < RING + 5 * np.sqrt(2 * RING)
-    assert _sample(rings, 0, 10, 1) == _sample(rings, 0, 10, 1) != _sample(rings, 0, 10, 2)
+    def test_a_batch_of_the_past_sees_what_preceded_it_or_in_the_published_code_everything(self) -> None:
+        pairs = [(event % 3, event) for event in range(60)]
+        history = self.kept(pairs, 60)
+        with history.as_before(30 + (5 << 40), static=False):
+            assert self.sampled(history, "user", 40)[:3] == [list(range(user, 30, 3)) for user in range(3)]
+            assert history.last("user", np.arange(4), Draws(0, "n")).tolist() == [27, 28, 29, NOBODY]
+        last = set[int]()
+        for epoch in range(200):
+            with history.as_before(30 + (epoch << 40), static=True):
+                assert [len(line) for line in self.sampled(history, "user", 40)[:3]] == [20, 20, 20]
+                last.add(int(history.last("user", np.array([1]), Draws(0, "n"))[0]))
+        assert last == set(range(1, 60, 3))
+        assert [len(line) for line in self.sampled(history, "user", 40)[:3]] == [20, 20, 20]
 
+    def test_it_is_saved_forgotten_moved_and_taken_back(self) -> None:
+        history = self.kept([(event % 4, event % 5) for event in range(80)], 20)
+        again = History.from_state({name: array.copy() for name, array in history.state().items()})
+        assert same_bytes(history.state(), again.state())
+        before, more = history.state(), (np.array([1, 6]), np.array([3, 3]))
+        undo = history.undo_point(*more)
+        history.append(*more)
+        assert self.sampled(history, "user", 90)[6] == [3]
+        undo()
+        assert same_bytes(history.state(), before)
+        history.retract(1, 3)
+        assert 3 not in self.sampled(history, "user", 90)[1]
+        kept = self.sampled(history, "user", 90)[1]
+        history.move(1, 2)
+        assert self.sampled(history, "user", 90)[1] == []
+        assert sorted(self.sampled(history, "user", 90)[2]) == sorted(kept + [i % 5 for i in range(80) if i % 4 == 2])
 
-def test_parallel_edges_are_kept() -> None:
-    rings = PartnerRings()
-    rings.append(np.zeros(4, dtype=np.int64), np.array([8, 8, 8, 9]))
-    assert sorted(_sample(rings, 0, 10)[:4]) == [8, 8, 8, 9]
+    def test_a_history_that_kept_rings_alone_cannot_be_continued(self) -> None:
+        history = History()
+        history.append(np.array([0, 1]), np.array([1, 1]))
+        with pytest.raises(CheckpointError, match="whole history continues one of 2 interactions"):
+            history.keep_everything(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 @given(BATCHES)

@@ -202,6 +202,8 @@ class Cell:
         """`own`: the strategy pre-trains its recommender from scratch on shuffled chunks (docs/methods.md 3.0.6)."""
         config, stop = self.config, self.parts.train_stop
         updater = self._updater(config.strategy, settings, untrained(self._plan, self._sealed.training))
+        if updater.strategy.looks_ahead:
+            updater.history.keep_everything(self._sealed.training.users, self._sealed.training.items)
         epochs = config.epochs or 20
         self.progress.stage(f"{config.strategy} pre-trains its own {config.recommender} for {epochs} epochs")
         chunks = list(batches(0, stop, config.batch_size))

@@ -114,6 +114,8 @@ class WindowMetaTraining:
 
     def _before_window(self, strategy: Strategy, start: PretrainedState, meta_training: MetaParameters) -> Updater:
         recommender, history = start.after(self._past)
+        if strategy.whole_history:
+            history.keep_everything(self._past.users, self._past.items)
         updater = Updater(recommender, strategy, history, seed=self._protocol.seed)
         updater.take_over(meta_training)
         stamp_last_touches(updater.recommender, self._past, updater.decay_clock)

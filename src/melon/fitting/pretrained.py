@@ -151,6 +151,8 @@ def deploy(
 ) -> Updater:
     """An updater on the pre-trained recommender, behind the log."""
     recommender, history = (start.rows_after if rows_alone else start.after)(log)
+    if strategy.whole_history:
+        history.keep_everything(log.users, log.items)
     updater = Updater(recommender, strategy, history, seed=start.seed)
     updater.take_over(meta_training or {})
     stamp_last_touches(updater.recommender, log, updater.decay_clock)

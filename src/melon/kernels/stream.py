@@ -23,7 +23,6 @@ _SEEN: Signature = (INTS, INT, INTS, SMALL_INTS)
 
 SIGNATURES: dict[str, Signature] = {
     "remember": (SMALL_INT_TABLE, INTS, INTS, INTS),
-    "sample": (SMALL_INT_TABLE, INTS, INT, INTS, WORD, INT, INT_TABLE, INTS),
     "find": (INTS, INT, INTS, INTS),
     "place": (*_SEEN, INTS),
     "contains": (*_SEEN, INTS, FLAGS),
@@ -88,37 +87,6 @@ def remember(ring: SmallInts, met: Ints, rows: Ints, partners: Ints) -> None:
         row = rows[n]
         ring[row, met[row] % ring.shape[1]] = partners[n]
         met[row] += 1
-
-
-def sample(
-    ring: SmallInts, met: Ints, known: int, rows: Ints, root: np.uint64, moment: int, partners: Ints, counts: Ints
-) -> None:
-    """Partners of each row: all where they fit, else the lowest tickets, which carry their place in the low bits."""
-    most, width = partners.shape[1], ring.shape[1]
-    drawn = np.empty(most + 1, np.uint64)
-    for n in range(rows.size):
-        row = rows[n]
-        kept = min(met[row], width) if row < known else 0
-        counts[n] = min(kept, most)
-        if kept <= most:
-            for place in range(kept):
-                partners[n, place] = ring[row, place]
-        else:
-            rooted, held = _rooted(root, row + (np.int64(moment) << 32)), 0
-            for place in range(kept):
-                ticket = (_word(rooted, place) & ~_PLACE) | np.uint64(place)
-                if held == most and ticket > drawn[most - 1]:
-                    continue
-                at = held if held < most else most - 1
-                while at > 0 and drawn[at - 1] > ticket:
-                    drawn[at] = drawn[at - 1]
-                    at -= 1
-                drawn[at] = ticket
-                held = min(held + 1, most)
-            for place in range(most):
-                partners[n, place] = ring[row, np.int64(drawn[place] & _PLACE)]
-        for place in range(counts[n], most):
-            partners[n, place] = _NOBODY
 
 
 def find(slots: Ints, bits: int, keys: Ints, places: Ints) -> None:

@@ -49,6 +49,7 @@ class Offers:
         self._recommender, self._strategy, self._history = recommender, strategy, history
         self._negatives = Draws(seed, "training negatives")
         self._last_negatives = Draws(seed, "negatives of last interactions")
+        self._partners = Draws(seed, "last interactions")
 
     def of(self, batch: Batch) -> Offered | None:
         """The batch with its negatives; None while there is but one item.
@@ -67,7 +68,7 @@ class Offers:
         if not self._strategy.looks_ahead:
             return None
         cold = getattr(self._strategy.settings, "cold", "drop")
-        last = last_interactions(batch.users, batch.items, batch.events, self._history, cold)
+        last = last_interactions(batch.users, batch.items, batch.events, self._history, cold, self._partners)
         if not len(last):
             return None
         pool = max(self._history.of_items.rows, batch.rows[1])
@@ -76,9 +77,11 @@ class Offers:
         return Offered(last.users, negatives.lines(last.users, last.items, last.events, count))
 
 
-def last_interactions(users: Ints, items: Ints, events: Ints, history: History, cold: str) -> LastInteractions:
+def last_interactions(
+    users: Ints, items: Ints, events: Ints, history: History, cold: str, draws: Draws
+) -> LastInteractions:
     """The last interactions before a batch. A user or item without one is dropped, or stands for itself (`current`)."""
-    last_items, last_users = history.of_users.last(users), history.of_items.last(items)
+    last_items, last_users = history.last("user", users, draws), history.last("item", items, draws)
     if cold == "current":
         last_items = np.where(last_items == NOBODY, items, last_items)
         last_users = np.where(last_users == NOBODY, users, last_users)

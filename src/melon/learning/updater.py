@@ -42,6 +42,9 @@ class Updater:
     ) -> None:
         self.recommender, self.strategy = recommender, strategy
         self.history = history or History()
+        if strategy.whole_history and not self.history.whole:
+            none = np.empty(0, dtype=np.int64)
+            self.history.keep_everything(none, none)
         self.seed = seed
         self.decay_clock: DecayClock = decay_clock or strategy.settings.decay_clock
         self._specs = {spec.name: spec for spec in recommender.specs}
@@ -173,12 +176,14 @@ class Updater:
     def rehearse(self, batch: Batch) -> float:
         """Learn a batch of the past once more: the history, which holds it already, stays as it is.
 
+        A history that is kept as a whole is read as it was before the batch, or as a whole by the published code.
         Negatives come from all items of the history, so their rows must exist (`fitting.pretrained.untrained`).
         """
         with ExitStack() as undo:
             self._tick(int(batch.times[0]))
             self.make_rows(batch, undo)
-            step = self._steps.of(batch, undo)
+            with self.history.as_before(batch.first_event, static=self.strategy.static_history):
+                step = self._steps.of(batch, undo)
             undo.pop_all()
         return self._finish(step)
 

@@ -194,6 +194,10 @@ class Strategy(ABC):
     looks_ahead: ClassVar[bool] = False
     #: Whether it is meta-trained through the whole selection window and then frozen.
     stream_trained: ClassVar[bool] = False
+    #: Whether it samples from all partners of a row; their number grows with the stream.
+    whole_history: bool = False
+    #: Whether pre-training by the strategy itself reads the whole log as the past of each batch (4.2, 4.9 row 15).
+    static_history: bool = False
     #: Whether the evidence of a user's row comes apart for the positive and each negative (docs/methods.md 4.9, row 1).
     per_branch: bool = False
 

@@ -1,17 +1,20 @@
 """Who met what so far: the last partners of each user and item, and the set of all pairs seen.
 
-Partners take a fixed number of bytes for each user and item; the set of pairs grows with the stream.
+Partners take a fixed number of bytes for each user and item; the set of pairs grows with the stream. All partners are
+kept only for a strategy that samples from the whole history (`Strategy.whole_history`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from melon.data.interactions import Taken
+from melon.errors import CheckpointError
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys, rows_needed
@@ -22,9 +25,9 @@ if TYPE_CHECKING:
     from melon.data.interactions import Interactions
 
 RING = 50
-NEIGHBOURS = 10
 NOBODY = -1
 _USERS_AT_ONCE = 1 << 16
+_EVENT = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,69 @@ class Neighbours:
     counts: Ints
 
 
+@dataclass(frozen=True)
+class WholePast:
+    """All partners of every row. `keys` is row << 32 | event, ascending; arrays are never written, only replaced."""
+
+    keys: Ints
+    partners: SmallInts
+
+    @classmethod
+    def of(cls, rows: Ints, partners: Ints, first_event: int = 0) -> WholePast:
+        """What rows meet in events numbered from `first_event` on."""
+        keys = pair_keys(rows, first_event + np.arange(len(rows)))
+        order = np.argsort(keys)
+        return cls(keys[order], partners[order].astype(np.int32))
+
+    def and_then(self, later: WholePast) -> WholePast:
+        """With more events."""
+        at = np.searchsorted(self.keys, later.keys)
+        return WholePast(np.insert(self.keys, at, later.keys), np.insert(self.partners, at, later.partners))
+
+    def without(self, row: int, partner: int | None = None) -> WholePast:
+        """Without what a row met, or without one of its partners."""
+        stay = self.keys >> 32 != row
+        if partner is not None:
+            stay |= self.partners != partner
+        return WholePast(self.keys[stay], self.partners[stay])
+
+    def moved(self, row: int, to: int) -> WholePast:
+        """With what a row met as what another one met."""
+        own = self.keys >> 32 == row
+        events, partners = self.keys[own] & _EVENT, self.partners[own]
+        return self.without(row).and_then(WholePast(to << 32 | events, partners))
+
+    def last(self, rows: Ints, until: int) -> Ints:
+        """The newest partner of each row from before the event `until`, or NOBODY."""
+        start, stop = self._bounds(rows, until)
+        return np.where(stop > start, self.partners[np.maximum(stop - 1, 0)], NOBODY) if len(self.keys) else start - 1
+
+    def sample(self, rows: Ints, draws: Draws, moment: int, most: int, until: int) -> Neighbours:
+        """Up to `most` partners from before the event `until`, uniformly without replacement."""
+        start, stop = self._bounds(rows, until)
+        there, places = stop - start, np.full((len(rows), most), NOBODY)
+        words = draws.words(rows + ((moment & _EVENT) << 32), most, start=(moment >> 40) * most)
+        for at in range(most):  # Floyd: a draw that was taken already stands for the newest place that it could be
+            newest = np.maximum(there - most, 0) + at
+            drawn = ((words[:, at] >> np.uint64(32)) * (newest + 1).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
+            taken = (places[:, :at] == drawn[:, None]).any(axis=1)
+            places[:, at] = np.where(taken | (there <= most), newest, drawn)
+        counts = np.minimum(there, most)
+        held = np.arange(most) < counts[:, None]
+        partners = np.full(places.shape, NOBODY)
+        partners[held] = self.partners[(start[:, None] + places)[held]]
+        return Neighbours(partners, counts)
+
+    def _bounds(self, rows: Ints, until: int) -> tuple[Ints, Ints]:
+        return np.searchsorted(self.keys, rows << 32), np.searchsorted(self.keys, rows << 32 | until)
+
+
 class PartnerRings:
     """The last RING partners of every row, oldest overwritten first; absent rows have none."""
 
     def __init__(self) -> None:
+        #: All partners, where they are kept.
+        self.whole: WholePast | None = None
         #: How many rows there are, some of which may have met nobody.
         self.rows = 0
         self._ring: SmallInts = np.empty((0, RING), dtype=np.int32)
@@ -103,32 +165,30 @@ class PartnerRings:
         partners[back >= counts[:, None]] = NOBODY
         return Neighbours(partners, counts)
 
-    def sample(self, rows: Ints, draws: Draws, moment: int, most: int = NEIGHBOURS) -> Neighbours:
-        """Up to `most` of the remembered partners, uniformly without replacement; the draw belongs to `moment`."""
-        partners = np.full((len(rows), most), NOBODY, dtype=np.int64)
-        counts = np.empty(len(rows), dtype=np.int64)
-        policy.load("stream").sample(self._ring, self._met, self.rows, rows, draws.root, moment, partners, counts)
-        return Neighbours(partners, counts)
-
     def forget(self, row: int) -> None:
         """Let a row have met nobody."""
+        if self.whole is not None:
+            self.whole = self.whole.without(row)
         if row < self.rows:
             self._ring[row], self._met[row] = 0, 0
 
     def retract(self, row: int, partner: int) -> None:
         """Let a row not have met a partner; of what it met, only the partners that are remembered count then."""
         held = self.recent(np.array([row])).partners[0][::-1]
+        whole = self.whole
         if partner in held:
             self.forget(row)
             kept = held[(held != NOBODY) & (held != partner)]
             self.append(np.full(len(kept), row), kept)
+        self.whole = None if whole is None else whole.without(row, partner)
 
     def undo_point(self, rows: Ints) -> Callable[[], None]:
         """A function that takes back the next `append` to these rows."""
         count, held = self.rows, rows[rows < self.rows]
-        ring, met = self._ring[held], self._met[held]
+        ring, met, whole = self._ring[held], self._met[held], self.whole
 
         def undo() -> None:
+            self.whole = whole
             self._ring[held], self._met[held] = ring, met
             self._ring[count : self.rows], self._met[count : self.rows] = 0, 0
             self.rows = count
@@ -137,7 +197,10 @@ class PartnerRings:
 
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same rings."""
-        return {"ring": self._ring[: self.rows].copy(), "met": self._met[: self.rows].copy()}
+        state: Arrays = {"ring": self._ring[: self.rows].copy(), "met": self._met[: self.rows].copy()}
+        if self.whole is not None:
+            state |= {"keys": self.whole.keys.copy(), "partners": self.whole.partners.copy()}
+        return state
 
     @classmethod
     def from_state(cls, state: SavedArrays, partners: int, most_met: int) -> PartnerRings:
@@ -146,7 +209,25 @@ class PartnerRings:
         rings._met = saved_array(state, "met", np.int64, (None,), least=0, most=most_met)
         rings._ring = saved_array(state, "ring", np.int32, (len(rings._met), RING), least=0, most=max(partners - 1, 0))
         rings.rows = len(rings._met)
+        if "keys" in state:
+            keys = saved_array(state, "keys", np.int64, (None,), least=0, most=(rings.rows << 32) - 1)
+            whole = saved_array(state, "partners", np.int32, keys.shape, least=0, most=max(partners - 1, 0))
+            require(bool((np.diff(keys) > 0).all()), "partners of the whole history are not in order")
+            rings.whole = WholePast(keys, whole)
         return rings
+
+
+@dataclass(frozen=True)
+class _AsBefore:
+    """A batch of the past that is learned once more: its moment, and whether it sees what came later too."""
+
+    moment: int
+    static: bool
+
+    @property
+    def until(self) -> int:
+        """The first event that it does not see."""
+        return _EVENT if self.static else self.moment & _EVENT
 
 
 class History:
@@ -159,6 +240,49 @@ class History:
         self.events = 0
         #: How many pairs are remembered before the oldest are forgotten; None: all of them, for ever.
         self.max_pairs: int | None = None
+        self._past: _AsBefore | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all partners are kept."""
+        return self.of_users.whole is not None
+
+    def keep_everything(self, users: Ints, items: Ints) -> None:
+        """Keep all partners from now on; these are the interactions so far, in order."""
+        if len(users) != self.events:
+            raise CheckpointError(
+                f"a strategy that samples from the whole history continues one of {self.events:,} interactions, of "
+                "which only the last partners were kept. Load it with the settings it was saved with, or train anew."
+            )
+        self.of_users.whole, self.of_items.whole = WholePast.of(users, items), WholePast.of(items, users)
+
+    @contextmanager
+    def as_before(self, moment: int, *, static: bool) -> Iterator[None]:
+        """Read partners as a batch of the past met them, where all are kept; `static`: as the whole log has them.
+
+        `moment` is its first event (`Batch.in_epoch`).
+        """
+        self._past = _AsBefore(moment, static)
+        try:
+            yield
+        finally:
+            self._past = None
+
+    def neighbours(self, role: str, rows: Ints, draws: Draws, most: int) -> Neighbours:
+        """Up to `most` of all partners of each user or item, without replacement, drawn anew for each batch."""
+        whole = (self.of_users if role == "user" else self.of_items).whole
+        assert whole is not None
+        past = self._past or _AsBefore(self.events, static=True)
+        return whole.sample(rows, draws, past.moment, most, past.until)
+
+    def last(self, role: str, rows: Ints, draws: Draws) -> Ints:
+        """The newest partner of each user or item, or NOBODY; any partner for a batch of a `static` past."""
+        rings, past = self.of_users if role == "user" else self.of_items, self._past
+        if past is None or rings.whole is None:
+            return rings.last(rows)
+        if past.static:
+            return rings.whole.sample(rows, draws, past.moment, 1, past.until).partners[:, 0]
+        return rings.whole.last(rows, past.until)
 
     def expect(self, log: Interactions) -> None:
         """Make room for a whole log, which `append` is about to bring: its pairs are shared with it, and not copied."""
@@ -182,6 +306,9 @@ class History:
             some_users, some_items = users[start : start + AT_ONCE], items[start : start + AT_ONCE]
             slots = self.seen.room_for(len(some_users))
             self.seen.latest.size += append(*of_users, *of_items, *slots, some_users, some_items)
+        for rings, rows, partners in ((self.of_users, users, items), (self.of_items, items, users)):
+            if rings.whole is not None:
+                rings.whole = rings.whole.and_then(WholePast.of(rows, partners, self.events))
         self.events += len(users)
         if self.max_pairs is not None:
             self._forget_oldest()
@@ -243,6 +370,8 @@ class History:
         items = self.of_users.recent(np.array([user])).partners[0][::-1]
         items, keys = items[items != NOBODY], self.seen.keys()
         self.of_users.append(np.full(len(items), to), items)
+        if self.of_users.whole is not None:
+            self.of_users.whole = self.of_users.whole.moved(user, to)
         self.seen.add((keys[keys >> 32 == user] & 0xFFFFFFFF) | to << 32)
         self.forget(user)
 

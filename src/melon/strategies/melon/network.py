@@ -43,7 +43,7 @@ class PublishedSettings(LearnedSettings):
     role_width: Width = 20
     interaction_width: Width = 20
     extended_width: Width = 64
-    neighbours: int = Field(10, ge=0, le=50)
+    neighbours: int = Field(10, ge=1, le=1_000)
     forgetting: bool = True
 
 
@@ -92,8 +92,7 @@ class InteractionModel:
         """The extended embedding of compact rows, which may repeat."""
         stored, history = around.users if role == "user" else around.items, around.history
         targets, places = np.unique(positions, return_inverse=True)
-        rings = history.of_users if role == "user" else history.of_items
-        partners = rings.sample(stored[targets], self._draws, history.events, self._neighbours).partners
+        partners = history.neighbours(role, stored[targets], self._draws, self._neighbours).partners
         nodes = self._features(role, stored[targets], around)
         others = self._features(_OPPOSITE[role], np.maximum(partners, 0), around)
         extended = self.extend(role, nodes, others, torch.from_numpy(partners >= 0))

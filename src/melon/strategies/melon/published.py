@@ -83,7 +83,8 @@ class PublishedStrategy(LearnedStrategy):
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._code = self.settings.form == "code"
-        self.per_branch = self._code
+        self.per_branch = self.static_history = self._code
+        self.whole_history = self.sees_interaction
         #: Without the interaction's side, per-interaction gradients would still make W two-dimensional (4.8).
         self._aggregated = not self.sees_interaction
 
