@@ -191,7 +191,7 @@ class TestInitialValues:
     def test_rates_start_where_the_settings_say(self, kind: str, name: str, preset: str) -> None:
         strategy = FAMILY[name](MELON_PRESETS[preset])
         updater = updater_of(kind, strategy)
-        rate, forget = SPREADS[:, 0] if preset == "code" else (0.0, 0.0)
+        rate, forget = SPREADS[:, 0]
         found = updater.learning_rates(toy_batches()[0])
         raw = found.raw if found.raw is not None else found.rows
         low, high = (BIASES[0, 0] + sign * (rate + 0.3) for sign in (-1, 1))

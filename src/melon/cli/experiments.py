@@ -92,7 +92,7 @@ def report(
     say(report_folders(folders, out).summary)
 
 
-@takes("options", EVALUATION, only=("epochs", "budget", "threads"))
+@takes("options", EVALUATION, only=("budget", "threads"))
 def reproduce(
     data: Annotated[
         Path, typer.Option(help="The folder with the paper's raw files, or with streams that stand in for them.")
@@ -106,16 +106,22 @@ def reproduce(
     configs: Annotated[
         Path, typer.Option(help="A folder of tuned configs; those that were tuned on these very streams are taken.")
     ] = Path("research/configs"),
+    forms: Annotated[
+        str, typer.Option(help="published: as published; stream: all meta-trained through the stream; or both.")
+    ] = "published,stream",
     recommenders: Annotated[str | None, typer.Option(help="Names, separated by commas. (default: bpr,ncf)")] = None,
     strategies: Annotated[str | None, typer.Option(help="Names, separated by commas. (default: all nine)")] = None,
     seeds: Annotated[int | None, typer.Option(help="5 means seeds 0 to 4. (default: 5)")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes of the published form. (default: 100 on bpr, 3 on ncf)")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Cells at a time, each in its own process.")] = 1,
     ray: Ray = None,
     *,
     options: dict[str, Any],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is there and what is missing.")] = False,
 ) -> None:
-    """Run the experiment of the MeLON paper (AAAI 2022): prepare, take configs, bench every strategy, report.
+    """Run the experiment of the MeLON paper (AAAI 2022): prepare, bench every strategy in two forms, report.
 
     Datasets are looked for as raw files, then as prepared streams that stand in for them. For what is missing it says
     where to get it. The same command resumes a stopped run.
@@ -123,13 +129,15 @@ def reproduce(
     from melon.lab.paper import Reproduction
     from melon.lab.paper import reproduce as run
 
-    small: dict[str, Any] = {"epochs": 4, "budget": 2} if quick else {}
+    small: dict[str, Any] = {"budget": 2} if quick else {}
     request = Reproduction(
         data=data,
         out=out or Path("runs/paper-quick" if quick else "runs/paper"),
+        forms=forms,
         recommenders=recommenders or ("bpr" if quick else "bpr,ncf"),
         strategies=strategies or ("default,eals,melon" if quick else "all"),
         seeds=seeds or (1 if quick else 5),
+        epochs=epochs or (4 if quick else None),
         options={**small, **options},
         configs=configs,
         jobs=jobs,

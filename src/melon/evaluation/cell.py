@@ -97,9 +97,8 @@ class Cell:
         began = time.perf_counter()
         state = self.fitting.pretrained(choices)
         pretrain_s = time.perf_counter() - began
-        meta_training = {
-            name: self.fitting.meta_train(name, choices) for name in dict.fromkeys(("default", self.config.strategy))
-        }
+        meta_trained = {"default", self.config.strategy} if self.config.pretrain == "shared" else {"default"}
+        meta_training = {name: self.fitting.meta_train(name, choices) for name in sorted(meta_trained)}
         log = self._sealed.open(choices)
         candidates = Candidates(log, mode=self.config.candidates, seed=self.config.seed, count=self.config.negatives)
         tallies = {
@@ -177,7 +176,7 @@ class Cell:
             "default": lambda: self._updater(
                 "default", choices["default"]["settings"], state, meta_training["default"]
             ),
-            "strategy": lambda: self._updater(config.strategy, settings, state, meta_training[config.strategy]),
+            "strategy": lambda: self._updater(config.strategy, settings, state, meta_training.get(config.strategy)),
         }
         every = config.retrain_every
         if every is not None:

@@ -128,8 +128,6 @@ def tasks_of(
 
 def _preset(base: CellConfig, strategy: str) -> str:
     """A preset is meant for the strategies that have it."""
-    from melon.strategies.registry import STRATEGIES
-
     return base.preset if base.preset in STRATEGIES[strategy].presets else "default"
 
 
@@ -507,7 +505,9 @@ def bench_plan(
     options.pop("strategy", None)
     options.pop("recommender", None)
     chosen = tuple(recommenders.split(","))
-    base = CellConfig(**{**options, "recommender": chosen[0]})
+    preset = options.get("preset", "default")
+    meant = next((name for name in names if preset in STRATEGIES[name].presets), FIRST)
+    base = CellConfig(**{**options, "recommender": chosen[0], "strategy": meant})
     given = [name for name, value in options.items() if value != {}]  # an empty table of settings says nothing
     return BenchPlan(named, chosen, names, seeds, base, per_stream, tuned, given)
 

@@ -28,7 +28,8 @@ class LearnedSettings(StrategySettings):
 
     meta_lr: float = Field(2e-3, ge=0)
     meta_weight_decay: float = Field(0.0, ge=0)
-    meta_clip: float | None = Field(None, gt=0)
+    meta_clip: float | None = Field(None, gt=0)  # the largest norm of the meta-gradient
+    meta_clip_entries: bool = False  # or the largest that each of its entries may be
     passes: int = Field(10, ge=0)
     half_life_speed: float = Field(0.1, ge=0)
     cold: Literal["drop", "current"] = "drop"
@@ -62,7 +63,9 @@ class LearnedStrategy(Strategy):
             phi.zeros_exactly(name, 1)
         self._phi = phi
         settings = self.settings
-        self._meta_optimizer = MetaAdam(settings.meta_lr, settings.meta_weight_decay, settings.meta_clip)
+        self._meta_optimizer = MetaAdam(
+            settings.meta_lr, settings.meta_weight_decay, settings.meta_clip, entries=settings.meta_clip_entries
+        )
 
     @abstractmethod
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:

@@ -17,10 +17,15 @@ _ADAM = Adam()
 
 
 class MetaAdam:
-    """Adam over named tensors; `clip` is the largest norm of all gradients together, and decay spares biases."""
+    """Adam over named tensors; decay spares biases.
 
-    def __init__(self, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
-        self._lr, self._weight_decay, self._clip = lr, weight_decay, clip
+    `clip` is the largest norm of all gradients together, or with `entries` the largest that each entry may be.
+    """
+
+    def __init__(
+        self, lr: float, weight_decay: float = 0.0, clip: float | None = None, *, entries: bool = False
+    ) -> None:
+        self._lr, self._weight_decay, self._clip, self._entries = lr, weight_decay, clip, entries
         self._steps = 0
         self._moments: dict[str, Moments] = {}
         self._before: tuple[int, dict[str, Moments], dict[str, Tensor]] | None = None
@@ -30,7 +35,10 @@ class MetaAdam:
         """Move every parameter."""
         values = {name: value.clone() for name, value in parameters.items()}
         self._before = self._steps, self._moments, values
-        scale, decay, moments = clip_scale(gradients, self._clip), self._weight_decay, dict[str, Moments]()
+        if self._clip is not None and self._entries:
+            gradients = {name: gradient.clamp(-self._clip, self._clip) for name, gradient in gradients.items()}
+        scale = None if self._entries else clip_scale(gradients, self._clip)
+        decay, moments = self._weight_decay, dict[str, Moments]()
         self._steps += 1
         for name, value in values.items():
             slope = gradients[name] if scale is None else gradients[name] * scale

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: our default. Time decay is part of none: where it is asked for, each learns its half-lives.
 MELON_PRESETS: dict[str, dict[str, object]] = {
     "default": {},
-    "paper": {"form": "paper"},
+    "paper": {"form": "paper", "cold": "current"},
     "code": {"form": "code", "keep_prelim": True, "cold": "current"},
 }
 
@@ -45,6 +45,8 @@ S2META_PRESETS: dict[str, dict[str, object]] = {
         "meta_lr": 1e-4,
         "meta_weight_decay": 1e-5,
         "meta_clip": 0.25,
+        "meta_clip_entries": True,
+        "cold": "current",
     },
     "metalstm": {
         "variant": "B",
@@ -59,8 +61,10 @@ S2META_PRESETS: dict[str, dict[str, object]] = {
         "forget_bias": 5.0,
         "clamp": None,
         "gate_init": "small",
+        "passes": 10,
         "meta_lr": 1e-3,
         "meta_clip": 0.25,
+        "cold": "current",
     },
     "stream": UNROLLED,
 }
@@ -94,6 +98,7 @@ _PAPER_SML = {
     "shared_reduction": "mean",
     "meta_lr": 1e-3,
     "meta_weight_decay": 1e-4,
+    "cold": "current",
 }
 
 _ENTRIES = (
@@ -118,7 +123,7 @@ _ENTRIES = (
             },
             ({"optimizer": "sgd", "lr": 0.1, "w_new": 4.0}, {"optimizer": "adam_lazy", "lr": 0.01, "w_new": 4.0}),
         ),
-        {"default": {}, "paper": {**_PAPER_STEP, "w_new": 4.0}},
+        {"default": {}, "paper": _PAPER_STEP},
         in_comparison=True,
         label="eALS",
         color=("#d9622b", "#ff9d6b"),
@@ -149,6 +154,7 @@ _ENTRIES = (
                 "virtual_reduction": "mean",
                 "meta_lr": 0.001,
                 "meta_weight_decay": 0.0001,
+                "cold": "current",
             },
             "stream": STREAM_TRAINED,
         },
@@ -181,6 +187,7 @@ _ENTRIES = (
                 "reduction": "mean",
                 "shared_reduction": "mean",
                 "meta_lr": 0.001,
+                "cold": "current",
             },
             "stream": STREAM_TRAINED,
         },

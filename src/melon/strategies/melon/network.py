@@ -26,7 +26,7 @@ from melon.types import Ints
 
 _EPS = 1e-5
 _SLOPE = 0.01
-#: Logits of learning rates and of forgetting rates at the start, and how far around these the code draws them.
+#: Logits of learning rates and of forgetting rates at the start, and how far around these they are drawn.
 BIASES, SPREADS = np.array([[-4.5], [5.0]]), np.array([[0.5], [1.0]])
 _OPPOSITE = {"user": "item", "item": "user"}
 
@@ -43,7 +43,7 @@ class PublishedSettings(LearnedSettings):
     role_width: Width = 20
     interaction_width: Width = 20
     extended_width: Width = 64
-    neighbours: int = Field(10, ge=1, le=1_000)
+    neighbours: int = Field(10, ge=0, le=1_000)
     forgetting: bool = True
 
 
@@ -140,7 +140,7 @@ class PairModel:
             parameters.uniform("head.role", 2, width, 0.01)
         if sees_interaction:
             parameters.uniform("head.interaction", 2, settings.interaction_width, 0.01)
-        parameters.uniform("head.bias", 2, 1, SPREADS if code else 0.0, BIASES)
+        parameters.uniform("head.bias", 2, 1, SPREADS, BIASES)
 
     def network(self, losses: Tensor, interaction: Tensor | None) -> PairNetwork:
         """The pair function for units with these losses and representations."""
