@@ -1,51 +1,44 @@
-"""The paper's claims judged by the records of `melon reproduce`, and its published numbers beside ours.
+"""The paper's claims judged by the records of `melon reproduce` for two forms: as published, and through the stream.
 
-python research/paper/claims.py runs/paper      # the report of the folder, with three more sections
+python research/paper/claims.py runs/paper      # the report of the folder, with five more sections
 """
 
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from melon.evaluation.labels import label, recommender_label
-from melon.evaluation.table import ResultTable, TableCell, marks, number
+from melon.errors import DataError
+from melon.evaluation.labels import color, label, recommender_label
+from melon.evaluation.table import Mark, ResultTable, TableCell, number
+from melon.evaluation.work import RatesKeeper
 from melon.lab.comparisons import (
     REFERENCE,
     Bench,
     Compared,
-    Estimate,
     MethodComparison,
     PairedTests,
+    Run,
     batch_sizes,
     curve,
-    estimates,
     milliseconds,
     on_top,
+    rate_texts,
+    read_bench,
     slope,
     table_of,
 )
-from melon.lab.page import Block, Card, Cards, Document, Part, Section
-from melon.lab.report import estimate_cell, milliseconds_text, report_folders, where
+from melon.lab.figures import rates
+from melon.lab.page import Card, Cards, Document, Figure, Figures, Fold, Section
+from melon.lab.report import estimate_cell, milliseconds_text, report_folders, slug, where
 from melon.progress import counted, say
 from melon.strategies.registry import STRATEGIES
-from published import (
-    ABLATION,
-    CATEGORIES,
-    ELAPSED_MS,
-    METRICS,
-    PAPER_NAMES,
-    RESULTS,
-    Number,
-    paper_dataset,
-    paper_table,
-)
+from published import ABLATION, ELAPSED_MS, PAPER_NAMES, RESULTS, paper_dataset, paper_table
 
 ClaimOutcome = Literal["held", "not held", "not decided"]
 OURS = "melon"
@@ -258,114 +251,184 @@ def _absent(claim: str, why: str = "no comparison has melon") -> ClaimResult:
 
 
 PAPER = "the MeLON paper (AAAI 2022)"
-_STREAM = (
-    "MeLON and its halves run here in our form, which is meta-trained through a stream. The paper's form is a network "
-    "(preset paper), so this is no conclusion on it."
+#: The forms that `melon reproduce` runs, and their headings.
+TITLES = {"published": "as published", "stream": "through the stream"}
+_LEAD = (
+    "As published: the preset paper of every strategy, which trains its own recommender jointly with its meta-model "
+    "and goes on learning both online. Through the stream: all start at the tuned plain step on the same pre-trained "
+    "recommender, are meta-trained through the end of the training part, and are then frozen. Default and eALS have "
+    "nothing to meta-train, and are tuned there."
 )
-_FORMS = {
-    "linear": _STREAM,
-    "stream": _STREAM,
-    "network": "MeLON and its halves run here in the paper's form: networks that are trained by look-ahead.",
-}
-_OTHERS = "The other strategies run with our default settings, not as published."
-_DIRECTIONS = (
-    ("one rate per interaction", ("melon_i", *REWEIGHTING)),
-    ("one rate per parameter", ("melon_p", *META_OPTIMISATION)),
-    ("both directions", ("melon",)),
-)
+_MARKS: dict[ClaimOutcome, Mark] = {"held": "good", "not held": "bad", "not decided": "open"}
+_BESIDE = ("frozen", "recent_popularity")
 
 
-def paper_report(document: Document, bench: Bench, tests: PairedTests) -> Document:
+class FormRun(Run):
+    """A record under the name of its strategy, whatever its preset: all records of a form have the same one."""
+
+    @property
+    def method(self) -> str:
+        return str(self.record["strategy"])
+
+
+def forms_of(folder: Path) -> dict[str, Bench]:
+    """The benches of `melon reproduce` by form."""
+    forms: dict[str, Bench] = {}
+    for form in TITLES:
+        sources = sorted(path for path in folder.glob(f"{form}-*") if (path / "bench.json").exists())
+        if sources:
+            bench = read_bench(sources)
+            comparisons = tuple(
+                replace(each, runs=tuple(FormRun(run.path, run.record) for run in each.runs))
+                for each in bench.comparisons
+            )
+            forms[form] = replace(bench, comparisons=comparisons)
+    if not forms:
+        raise DataError(f"{folder} has no records of melon reproduce: {' or '.join(f'{name}-*' for name in TITLES)}.")
+    return forms
+
+
+def paper_report(document: Document, forms: Mapping[str, Bench], tests: PairedTests) -> Document:
     """A report with the sections about the paper in their places."""
-    document = document.inserted(claims(bench, tests), before="results")
-    document = document.inserted(ablation(bench), before="choices")
-    return document.inserted(beside_the_paper(bench), before="choices")
+    for section in (claims(forms, tests), like_with_like(forms, tests), elapsed(forms), heat_maps(forms)):
+        document = document.inserted(section, before="results")
+    return document.inserted(Section("datasets", "Datasets", _STAND_INS, [datasets(forms)]), before="choices")
 
 
-def claims(bench: Bench, tests: PairedTests) -> Section:
-    """The paper's claims, each judged by our numbers."""
-    cards = [Card(v.outcome, v.claim, v.number, v.lines) for v in claim_results(bench, tests)]
-    lead = f"What {PAPER} claims, judged on these streams by the rules of this report. {which_form(bench)}"
-    return Section("claims", "The paper's claims", lead, [Cards(cards)])
-
-
-def which_form(bench: Bench) -> str:
-    """Sentences on what ran under the name of MeLON, and of the others."""
-    records = [run.record for comparison in bench.main for run in comparison.runs if run.method.startswith("melon")]
-    choices = [record["config"]["chosen"].get(record["strategy"], {}) for record in records]
-    forms = {str(choice.get("settings", {}).get("form", "stream")) for choice in choices}
-    if len(forms) > 1:
-        return f"MeLON runs here in several forms, which the settings below tell apart. {_OTHERS}"
-    form = forms.pop() if forms else ""
-    return f"{_FORMS.get(form, f'MeLON runs here in the form {form}.')} {_OTHERS}" if form else _OTHERS
-
-
-def ablation(bench: Bench) -> Section | None:
-    """MeLON beside its halves, and each half beside its family."""
+def claims(forms: Mapping[str, Bench], tests: PairedTests) -> Section:
+    """The paper's claims, each judged for each form."""
+    judged = {form: claim_results(bench, tests) for form, bench in forms.items()}
     rows = []
-    for comparison in bench.main:
-        if not any(half in comparison.methods for half in ("melon_i", "melon_p")):
-            continue
-        scores = table_of(comparison, comparison.headline)
-        ran = [name for _, names in _DIRECTIONS for name in names if name in comparison.methods]
-        marked = marks({name: scores[name]["HR@5"].mean for name in ran})
-        theirs = ABLATION.get(paper_table(comparison.stream) or "", {}) if comparison.recommender == "bpr" else {}
-        for family, names in _DIRECTIONS:
-            for name in (name for name in names if name in comparison.methods):
-                published = theirs.get(name)
+    for results in zip(*judged.values(), strict=True):
+        verdicts = (TableCell(f"{result.outcome}: {result.number}", _MARKS[result.outcome]) for result in results)
+        rows.append([TableCell(results[0].claim), *verdicts])
+    table = ResultTable(["claim", *(TITLES[form] for form in forms)], rows, left=1 + len(forms))
+    details = [
+        Fold(
+            f"The comparisons, {TITLES[form]}", [Cards([Card(r.outcome, r.claim, r.number, r.lines) for r in results])]
+        )
+        for form, results in judged.items()
+    ]
+    lead = f"What {PAPER} claims, judged on these streams by the rules of this report, for both forms. {_LEAD}"
+    return Section("claims", "The paper's claims", lead, [table, *details])
+
+
+def like_with_like(forms: Mapping[str, Bench], tests: PairedTests) -> Section:
+    """Every strategy in every form beside each other and beside the paper's number."""
+    rows = []
+    for stream, recommender in dict.fromkeys((c.stream, c.recommender) for b in forms.values() for c in b.main):
+        here = {form: _find(bench, stream, recommender) for form, bench in forms.items()}
+        methods = dict.fromkeys(m for c in here.values() if c for m in c.methods if m in _BESIDE or _is_strategy(m))
+        about = _passes(here.get("published"))
+        for method in methods:
+            cells, theirs = list[TableCell](), _theirs(stream, recommender, method)
+            for comparison in here.values():
+                cells += _cells(comparison, method, tests)
+            name = TableCell(PAPER_NAMES.get(method, label(method)), method=method)
+            rows.append([TableCell(f"{stream} · {recommender_label(recommender)}{about}"), name, *cells, theirs])
+    columns = [f"{title}, {what}" for form, title in TITLES.items() if form in forms for what in _COLUMNS]
+    lead = (
+        f"All as published, and all meta-trained through the stream. The last column is HR@5 in {PAPER}: from other data "
+        "of the same kind, for Amazon the mean of three categories. It shows whether the same order comes out."
+    )
+    table = ResultTable(["", "method", *columns, "paper"], rows, _CAPTION, left=2, grouped=True)
+    return Section("forms", "Like with like", lead, [table])
+
+
+_COLUMNS = ("HR@5", "NDCG@10", "MeLON −")
+_CAPTION = "“MeLON −” is MeLON's HR@5 minus this method's in the same form, with its 95 % interval by user."
+
+
+def _cells(comparison: MethodComparison | None, method: str, tests: PairedTests) -> list[TableCell]:
+    if comparison is None or method not in comparison.methods:
+        return [TableCell("–")] * len(_COLUMNS)
+    scores, gap = table_of(comparison, comparison.headline)[method], TableCell("–")
+    if method != OURS and OURS in comparison.methods:
+        compared = tests.against(comparison, OURS, [method])[method]
+        gap = TableCell(_gap(compared).replace(" HR@5", ""))
+    return [estimate_cell(scores.get("HR@5")), estimate_cell(scores.get("NDCG@10")), gap]
+
+
+def _passes(comparison: MethodComparison | None) -> str:
+    """How many passes the published form made."""
+    epochs = {run.request.get("epochs") for run in comparison.runs} if comparison else set()
+    return f" ({' or '.join(map(str, sorted(epochs)))} passes of the published form)" if epochs - {None} else ""
+
+
+def _theirs(stream: str, recommender: str, method: str) -> TableCell:
+    dataset = paper_table(stream) or ""
+    found = RESULTS.get((dataset, recommender), {}).get(method, {}).get("HR@5")
+    if found is None and recommender == "bpr":
+        found = ABLATION.get(dataset, {}).get(method)
+    return TableCell("–", "theirs") if found is None else TableCell(number(found[0]), "theirs", number(found[1]))
+
+
+def _is_strategy(method: str) -> bool:
+    return method in STRATEGIES.names()
+
+
+def _find(bench: Bench, stream: str, recommender: str) -> MethodComparison | None:
+    return next((c for c in bench.main if (c.stream, c.recommender) == (stream, recommender)), None)
+
+
+def elapsed(forms: Mapping[str, Bench]) -> Section | None:
+    """Milliseconds per online batch of both forms, and theirs."""
+    rows = []
+    for stream, recommender in dict.fromkeys((c.stream, c.recommender) for b in forms.values() for c in b.main):
+        theirs = ELAPSED_MS.get((paper_table(stream) or "", recommender), {})
+        for method in PAPER_NAMES:
+            here = [_find(bench, stream, recommender) for bench in forms.values()]
+            taken = [milliseconds(c, method) if c and method in c.methods else None for c in here]
+            if any(value is not None for value in taken):
+                known = theirs.get(method)
                 rows.append(
                     [
-                        TableCell(where(comparison)),
-                        TableCell(comparison.label(name), method=name),
-                        TableCell(family, "soft"),
-                        estimate_cell(scores[name]["HR@5"], marked[name]),
-                        estimate_cell(scores[name]["NDCG@10"]),
-                        TableCell(number(published[0]), "theirs", number(published[1]))
-                        if published
-                        else TableCell("–", "theirs"),
+                        TableCell(f"{stream} · {recommender_label(recommender)}"),
+                        TableCell(PAPER_NAMES[method], method=method),
+                        *(TableCell(milliseconds_text(value)) for value in taken),
+                        TableCell("N/A" if known is None else f"{known:,}", "theirs"),
                     ]
                 )
-    lead = (
-        "MeLON_I learns one rate for each interaction, as re-weighting does; MeLON_P one for each parameter "
-        f"or row, as meta-optimisation does. MeLON learns both. {which_form(bench)}"
-    )
-    head = ["", "method", "learns", "HR@5", "NDCG@10", "paper, HR@5"]
-    caption = (
-        "The paper's numbers are theirs, on other data, for BPR only, and for Amazon the mean of three categories."
-    )
-    return (
-        Section("ablation", "Two directions", lead, [ResultTable(head, rows, caption, left=3, grouped=True)])
-        if rows
-        else None
-    )
+    lead = "Milliseconds per online batch, learning only. The paper's are from a Titan RTX."
+    head = ["", "method", *(TITLES[form] for form in forms), "paper"]
+    return Section("elapsed", "Elapsed time", lead, [ResultTable(head, rows, left=2, grouped=True)]) if rows else None
 
 
-def beside_the_paper(bench: Bench) -> Section | None:
-    """The dataset table, the published results and the published times beside ours."""
-    parts: list[Block] = []
-    for (dataset, recommender), comparisons in _corresponding(bench).items():
-        complete = _complete(comparisons)
-        title = f"{dataset} · {recommender_label(recommender)}"
-        tables: list[Block] = [published(dataset, recommender, complete), *_times(dataset, recommender, complete)]
-        parts.append(Part(title, _stands_in(dataset, complete, comparisons), tables))
-    if not parts:
+def heat_maps(forms: Mapping[str, Bench]) -> Section | None:
+    """MeLON's learning-rate matrices in both forms, for every recommender and stream."""
+    figures, rows = list[Figure](), []
+    for form, bench in forms.items():
+        for comparison in bench.main:
+            kept = [run for run in comparison.runs_of(OURS) if run.rates] if OURS in comparison.methods else []
+            if not kept:
+                continue
+            matrix = RatesKeeper().read(kept[0].path.with_suffix(RatesKeeper.suffix))
+            name, words = f"melon-{form}-{slug(comparison)}", f"{where(comparison)}, {TITLES[form]}"
+            figures.append(Figure(name, rates(name, matrix, color(OURS).light), words))
+            for part, numbers in matrix.facts().items():
+                texts = rate_texts(numbers)
+                whose = {"rows": "users and items"}.get(part, "shared weights")
+                rows.append([TableCell(words), TableCell(whose, "soft"), *map(TableCell, texts.values())])
+    if not figures:
         return None
     lead = (
-        f"The numbers of {PAPER} are theirs, from their data and their protocol (negatives outside a user's whole log, "
-        "five seeds); ours are from the streams of this report, repeats included. They show whether the same order "
-        f"comes out, never who is better. The paper has no SML on NCF. {which_form(bench)}"
+        "How far each interaction (left to right) moves each parameter (top to bottom) in MeLON's last full batch, with "
+        "the means along both directions as bars: these are what re-weighting and meta-optimisation could do at best."
     )
-    note = (
-        "Ours stand in for theirs: other data of the same kind, and smaller. Cold users are those of the test part "
-        "that the training part does not have."
-    )
-    return Section("paper", "Beside the paper", lead, [Part("Datasets", note, [datasets(bench)]), *parts])
+    table = ResultTable(["", "parameters of", *texts], rows, left=2, grouped=True)
+    return Section("heat", "Heat maps of MeLON", lead, [Figures(figures), table])
 
 
-def datasets(bench: Bench) -> ResultTable:
+_STAND_INS = (
+    "Ours stand in for theirs: other data of the same kind, and smaller. Cold users are those of the test part that the "
+    "training part does not have."
+)
+
+
+def datasets(forms: Mapping[str, Bench]) -> ResultTable:
     """Ours and, below each, theirs."""
     rows, seen = [], set()
-    for comparison in bench.comparisons:
+    for comparison in (comparison for bench in forms.values() for comparison in bench.comparisons):
         about = comparison.first["dataset"]
         if about["sha256"] in seen:
             continue
@@ -378,101 +441,28 @@ def datasets(bench: Bench) -> ResultTable:
                 TableCell(f"{comparison.repeats.mean():.1%}"),
                 TableCell(" : ".join(f"{100 * share:g}" for share in about["split"])),
                 TableCell(f"{len(comparison.first['batches']):,}"),
-                TableCell(bench.pace(comparison.stream)),
             ]
         )
         theirs = paper_dataset(comparison.stream)
         if theirs is not None:
             counts = (f"{count:,}" for count in (theirs.users, theirs.items, theirs.interactions))
             split = " : ".join(f"{share:g}" for share in theirs.split)
-            texts = [*counts, f"{theirs.cold_users} %", "–", split, f"≈ {theirs.test_batches}", "–"]
+            texts = [*counts, f"{theirs.cold_users} %", "–", split, f"≈ {theirs.test_batches}"]
             rows.append([TableCell(f"paper: {theirs.name}", "theirs"), *(TableCell(text, "theirs") for text in texts)])
-    head = ["", "users", "items", "interactions", "cold users", "repeats", "split, %", "test batches", "stream is"]
-    return ResultTable(head, rows)
+    return ResultTable(
+        ["", "users", "items", "interactions", "cold users", "repeats", "split, %", "test batches"], rows
+    )
 
 
-def published(dataset: str, recommender: str, comparisons: Sequence[MethodComparison]) -> ResultTable:
-    """For every method ours, and theirs below; theirs of Amazon is the mean of three categories, so ours is one too."""
-    theirs, rows = RESULTS[dataset, recommender], []
-    methods = dict.fromkeys([*(method for comparison in comparisons for method in comparison.methods), *PAPER_NAMES])
-    for method in sorted(methods, key=_table_order):
-        ours = averaged([comparison for comparison in comparisons if method in comparison.methods], method)
-        if ours:
-            scores = (estimate_cell(ours.get(metric)) for metric in METRICS)
-            rows.append([TableCell(label(method), method=method), TableCell("ours", "soft"), *scores])
-        if method in PAPER_NAMES:
-            name = TableCell(PAPER_NAMES[method], "theirs", method=method)
-            rows.append([name, TableCell("paper", "theirs"), *_theirs(theirs.get(method))])
-    return ResultTable(["", "", *METRICS], rows, left=2)
-
-
-def averaged(comparisons: Sequence[MethodComparison], method: str) -> dict[str, Estimate]:
-    """The mean over streams, seed by seed; its error is that of this mean over the seeds that all of them have."""
-    if not comparisons:
-        return {}
-    by_seed = [
-        {run.seed: scores for run, scores in zip(c.runs_of(method), c.scores(method, "all"), strict=True)}
-        for c in comparisons
-    ]
-    common = sorted(set.intersection(*(set(scores) for scores in by_seed)))
-    means = [{name: float(np.mean([scores[seed][name] for scores in by_seed])) for name in METRICS} for seed in common]
-    return estimates(means)
-
-
-def _times(dataset: str, recommender: str, comparisons: Sequence[MethodComparison]) -> list[ResultTable]:
-    """Milliseconds per online batch, ours and theirs."""
-    theirs, rows = ELAPSED_MS.get((dataset, recommender), {}), []
-    for method, elapsed in theirs.items():
-        ours = [milliseconds(comparison, method) for comparison in comparisons if method in comparison.methods]
-        taken = [value for value in ours if value is not None]
-        if taken:
-            mean = TableCell(milliseconds_text(float(np.mean(taken))))
-            rows.append(
-                [
-                    TableCell(label(method), method=method),
-                    mean,
-                    TableCell("N/A" if elapsed is None else f"{elapsed:,}", "theirs"),
-                ]
-            )
-    return [ResultTable(["", "ours, ms per batch", "paper, ms (Titan RTX)"], rows)] if rows else []
-
-
-def _table_order(method: str) -> int:
-    names = [*STRATEGIES.names()]
-    return names.index(method) + 1 if method in names else 0 if method not in PAPER_NAMES else len(names)
-
-
-def _corresponding(bench: Bench) -> dict[tuple[str, str], list[MethodComparison]]:
-    comparisons: dict[tuple[str, str], list[MethodComparison]] = defaultdict(list)
-    for comparison in bench.main:
-        dataset = paper_table(comparison.stream)
-        if dataset is not None and (dataset, comparison.recommender) in RESULTS:
-            comparisons[dataset, comparison.recommender].append(comparison)
-    return dict(comparisons)
-
-
-def _complete(comparisons: Sequence[MethodComparison]) -> list[MethodComparison]:
-    """Those with the most methods: a mean over streams compares methods only where all of them ran on the same."""
-    most = max(len(comparison.methods) for comparison in comparisons)
-    return [comparison for comparison in comparisons if len(comparison.methods) == most]
-
-
-def _stands_in(dataset: str, complete: Sequence[MethodComparison], comparisons: Sequence[MethodComparison]) -> str:
-    streams = " and ".join(comparison.stream for comparison in complete)
-    text = f"{streams} stand{'s' if len(complete) == 1 else ''} in for {dataset}."
-    if dataset == "Amazon":
-        text += (
-            f" The paper's line is the mean of its {len(CATEGORIES)} categories; ours is the mean of {len(complete)}."
-        )
-    left = [comparison.stream for comparison in comparisons if comparison not in complete]
-    return text + (f" Left out, because not every method ran on it: {', '.join(left)}." if left else "")
-
-
-def _theirs(scores: Mapping[str, Number] | None) -> list[TableCell]:
-    if scores is None:
-        return [TableCell("N/A", "theirs")] * len(METRICS)
-    return [TableCell(number(scores[name][0]), "theirs", number(scores[name][1])) for name in METRICS]
+def main(folder: Path) -> str:
+    """Write the report of a folder of `melon reproduce`, about the form through the stream where it was run."""
+    forms = forms_of(folder)
+    bench = forms.get("stream") or forms["published"]
+    written = report_folders(
+        bench.sources, folder / "report", lambda document, _, tests: paper_report(document, forms, tests)
+    )
+    return written.summary
 
 
 if __name__ == "__main__":
-    say(report_folders([Path(name) for name in sys.argv[1:]], extend=paper_report).summary)
+    say(main(Path(sys.argv[1])))

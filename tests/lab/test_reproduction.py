@@ -112,7 +112,7 @@ class TestLooking:
 
 @pytest.fixture(scope="module")
 def few() -> list[object]:
-    return ["--quick", "--strategies", "default,eals", "--budget", "0", "--epochs", "1"]
+    return ["--quick", "--forms", "stream", "--strategies", "default,eals", "--budget", "0"]
 
 
 @pytest.fixture
@@ -131,20 +131,20 @@ class TestTheWholeWay:
         ended = run("reproduce", "--data", raw, "--out", out, *few)
         assert ended.code == 0, ended.err
         streams = [wanted.stream for wanted in WANTED]
-        assert {path.name for path in out.glob("*-0-*.json")} == {
+        assert {path.name for path in (out / "stream-bpr").glob("*-0-*.json")} == {
             f"{stream}-bpr-0-{strategy}.json" for stream in streams for strategy in ("default", "eals")
         }
         for stream in streams:
             log = load_stream(out / "data" / f"{stream}.parquet")
             assert len(log) == 3_960, "the rare user is gone, and so is the front page"
-        record = json.loads((out / "amazon_grocery-bpr-0-eals.json").read_text(encoding="utf-8"))
+        record = json.loads((out / "stream-bpr" / "amazon_grocery-bpr-0-eals.json").read_text(encoding="utf-8"))
         assert record["dataset"]["split"] == [0.8, 0.02, 0.18]
         page = (out / "report" / "report.html").read_text(encoding="utf-8")
         assert "amazon_grocery" in page
 
     @pytest.mark.usefixtures("_without_report")
     def test_again_it_only_tells(self, raw: Path, out: Path, few: list[object], run: Run) -> None:
-        before = {path: path.stat().st_mtime_ns for path in (*out.glob("*-*.json"), *(out / "data").iterdir())}
+        before = {path: path.stat().st_mtime_ns for path in (*out.glob("stream-bpr/*-*.json"), *(out / "data").iterdir())}
         ended = run("reproduce", "--data", raw, "--out", out, *few)
         assert ended.code == 0
         assert "10 of 10 cells are there already" in ended.err
@@ -180,7 +180,7 @@ class TestConfigs:
         assert ended.code == 0, ended.err
         assert "settings of 1 cells come from" in ended.out
         assert "Adressa is not in" in ended.out
-        record = json.loads((tmp_path / "out" / "yelp-bpr-0-eals.json").read_text(encoding="utf-8"))
+        record = json.loads((tmp_path / "out" / "stream-bpr" / "yelp-bpr-0-eals.json").read_text(encoding="utf-8"))
         assert record["config"]["asked"]["settings"] == {"lr": 0.2}
 
     @pytest.mark.usefixtures("_without_report")
@@ -190,7 +190,7 @@ class TestConfigs:
         ended = run("reproduce", "--data", data, "--out", tmp_path / "out", "--configs", config("0" * 64), *few)
         assert ended.code == 0, ended.err
         assert "was tuned on other data and is left alone" in ended.out
-        record = json.loads((tmp_path / "out" / "yelp-bpr-0-eals.json").read_text(encoding="utf-8"))
+        record = json.loads((tmp_path / "out" / "stream-bpr" / "yelp-bpr-0-eals.json").read_text(encoding="utf-8"))
         assert record["config"]["asked"]["settings"] == {}
 
     def test_a_bench_refuses_them(self, data: Path, config: Callable[[str], Path], tmp_path: Path, run: Run) -> None:

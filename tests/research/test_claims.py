@@ -1,6 +1,6 @@
 """Conclusions: each claim can be held, fail, and stay open, and says by which number."""
 
-import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,13 @@ from claims import (
     claim_results,
     claims,
     consistent_gains,
+    forms_of,
     paper_report,
     quick_adaptation,
     together,
     two_directions,
 )
+from melon.errors import DataError
 from melon.lab.comparisons import MethodComparison, PairedTests
 from melon.lab.page import html_page
 from melon.lab.report import report
@@ -158,29 +160,41 @@ def test_without_melon_everything_is_open(tmp_path: Path) -> None:
     assert {each.outcome for each in found} == {"not decided"}
 
 
-@pytest.mark.parametrize(
-    ("form", "says"), [("stream", "meta-trained through a stream"), ("network", "in the paper's form")]
-)
-def test_the_report_says_which_form_of_melon_is_judged(tmp_path: Path, form: str, says: str) -> None:
-    path = write_run(tmp_path, "melon", ranks_with(300, N))
-    record = json.loads(path.read_text())
-    record["config"]["chosen"]["melon"]["settings"]["form"] = form
-    path.write_text(json.dumps(record))
-    lead = claims(bench_of(tmp_path), PairedTests()).lead
-    assert says in lead
-    assert "not as published" in lead
+def reproduced(folder: Path) -> Path:
+    """Records as `melon reproduce` leaves them: published MeLON loses to eALS, the form through the stream wins."""
+    for form, preset, hits in (("published", "paper", 80), ("stream", "default", 300)):
+        out, beside = folder / f"{form}-bpr", {"frozen": ranks_with(90, N), "recent_popularity": ranks_with(10, N)}
+        own = {"pretrain": "own", "epochs": 7} if form == "published" else {}
+        for name, count in (("default", 100), ("eals", 120), ("melon", hits), ("melon_i", 60)):
+            of_form = preset if name != "default" or own else "default"
+            write_run(out, name, ranks_with(count, N), stream="yelp", baselines=beside, preset=of_form, **own)
+        (out / "bench.json").write_text("{}")
+    return folder
+
+
+def test_each_claim_is_judged_for_each_form(tmp_path: Path) -> None:
+    forms = forms_of(reproduced(tmp_path))
+    section = claims(forms, PairedTests())
+    table = section.blocks[0]
+    assert table.head == ["claim", "as published", "through the stream"]
+    published, stream = (cell.text for cell in table.rows[0][1:])
+    assert published.startswith("not held: better than every baseline in 0 of 1")
+    assert stream.startswith("not decided: only one stream")
+    assert len(table.rows) == 5
 
 
 def test_the_papers_sections_stand_in_the_report_and_its_numbers_are_labelled_as_theirs(tmp_path: Path) -> None:
-    for name, hits in (("melon", 300), ("melon_i", 200), ("melon_p", 150), ("eals", 120)):
-        write_comparison(tmp_path, "yelp", **{name: hits})
-    bench = bench_of(tmp_path)
-    html = html_page(paper_report(report(bench, "melon report runs"), bench, PairedTests()))
-    for key in ("claims", "ablation", "paper"):
+    forms = forms_of(reproduced(tmp_path))
+    html = html_page(paper_report(report(forms["stream"], "melon report runs"), forms, PairedTests()))
+    for key in ("claims", "forms", "elapsed", "datasets"):
         assert f'<section id="{key}">' in html
-    at = html.index("<h3>Yelp · BPR</h3>")
-    part = html[at : html.index("</table>", at)]
-    assert "yelp stands in for Yelp" in part
-    line = part[part.index("MeLON</td>") :].split("</tr>")[1]
-    assert 'class="words theirs">paper</td>' in line
-    assert ".619" in line
+    part = html[html.index('<section id="forms">') :]
+    assert "7 passes of the published form" in part
+    line = next(row for row in part.split("</tr>") if "MeLON</td>" in row)
+    assert [text for text in re.findall(r"\.\d{3}", line)] == [".200", ".200", ".750", ".750", ".619", ".017"]
+    assert "theirs" in line
+
+
+def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no records of melon reproduce"):
+        forms_of(tmp_path)

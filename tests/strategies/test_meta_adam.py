@@ -56,3 +56,12 @@ def test_a_step_can_be_undone() -> None:
     adam.undo(values)
     assert equal(values["a"], before)
     assert all(equal(tensor, memory[name]) for name, tensor in adam.memory().items())
+
+
+def test_entries_can_be_clipped_one_by_one_as_scenariometa_does() -> None:
+    gradients = {"a": torch.tensor([3.0, -0.1, -7.0], dtype=DTYPE)}
+    clipped = {"a": torch.tensor([0.25, -0.1, -0.25], dtype=DTYPE)}
+    values = [{"a": torch.ones(3, dtype=DTYPE, requires_grad=True)} for _ in range(2)]
+    MetaAdam(0.01, clip=0.25, entries=True).step(values[0], gradients)
+    MetaAdam(0.01).step(values[1], clipped)
+    assert equal(values[0]["a"], values[1]["a"])
