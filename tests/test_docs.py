@@ -140,6 +140,15 @@ def test_the_walks_of_the_design_name_what_there_is() -> None:
             assert re.search(rf"^ *(?:def|class) {name}\b", text, re.M), f"docs/design.md: no {names} in {path}"
 
 
+def test_cited_sections_of_methods_and_decisions_exist() -> None:
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    for page in ("methods.md", "decisions.md"):
+        headings = set(re.findall(r"^#+ ([\d.]*\d)\.? ", text_of(page), re.MULTILINE))
+        for file in files:
+            cited = re.findall(rf"docs/{page} (\d+(?:\.\d+)*)", file.read_text(encoding="utf-8"))
+            assert set(cited) <= headings, f"{file.name} cites docs/{page} {sorted(set(cited) - headings)}"
+
+
 def test_make_targets_in_the_docs_exist() -> None:
     targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for page in PAGES:
