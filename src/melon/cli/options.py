@@ -91,6 +91,8 @@ RENAMED = {
     "--full-ranking": "--lists, which is on by default: no item is left out that a real list would show",
     "--fading": "--half-life",
     "--format": "no option: files are CSV, JSON lines or Parquet; --separator, --no-header and columns say the rest",
+    "--align-ties": "no option: parts and batches are cut by count",
+    "--rates": "melon explain MODEL STREAM, which draws the learning rates of any batch",
     "--device": "no option: tables are numpy arrays in the memory of the machine",
 }
 
@@ -227,7 +229,6 @@ EVALUATION: Mapping[str, Any] = {
     "batch_size": _option(int, PROTOCOL, "Interactions per mini-batch. (default: {batch_size})"),
     "candidates": _option(str, PROTOCOL, "Where negatives come from: {modes}. (default: {candidates})"),
     "negatives": _option(int, PROTOCOL, "Negatives beside each positive. (default: {negatives})"),
-    "align_ties": _option(bool, PROTOCOL, "Cut parts and batches only where the time changes.", "--align-ties"),
     "lists": _option(
         bool,
         PROTOCOL,

@@ -175,7 +175,6 @@ def reproduce(request: Reproduction) -> int:
         configs=[configs] if taken else [],
         jobs=request.jobs,
         ray=request.ray,
-        rates=True,
         out=request.out,
         progress=BenchProgress(),
     )

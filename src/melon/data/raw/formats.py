@@ -177,7 +177,7 @@ class Layout:
 
 
 def layout_of(lines: Sequence[str], options: ReadOptions, place: str) -> Layout:
-    """How a text file is read that begins with these lines: as JSON lines where one of them is an object, else as CSV."""
+    """How a text file is read that begins with these lines: as JSON lines where one is an object, else as CSV."""
     keys = [] if options.describes_a_table else _json_keys(lines)
     if keys:
         return Layout("jsonl", find_columns(keys, place, options.columns), missing=options.missing or ())
