@@ -144,7 +144,9 @@ class TestTheWholeWay:
 
     @pytest.mark.usefixtures("_without_report")
     def test_again_it_only_tells(self, raw: Path, out: Path, few: list[object], run: Run) -> None:
-        before = {path: path.stat().st_mtime_ns for path in (*out.glob("stream-bpr/*-*.json"), *(out / "data").iterdir())}
+        before = {
+            path: path.stat().st_mtime_ns for path in (*out.glob("stream-bpr/*-*.json"), *(out / "data").iterdir())
+        }
         ended = run("reproduce", "--data", raw, "--out", out, *few)
         assert ended.code == 0
         assert "10 of 10 cells are there already" in ended.err
@@ -159,7 +161,7 @@ class TestConfigs:
         from melon.data.prepare import prepare
 
         write(tmp_path / "raw.csv", amazon_2014(events(6)))
-        prepare(tmp_path / "raw.csv", out=tmp_path / "data" / "yelp.parquet", format="amazon")
+        prepare(tmp_path / "raw.csv", out=tmp_path / "data" / "yelp.parquet", user="1", item="2", time="4")
         return tmp_path / "data"
 
     @pytest.fixture
