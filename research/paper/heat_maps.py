@@ -1,6 +1,6 @@
 """Heat maps of MeLON's learning rates in the last full batch of the test part, for every record of `melon reproduce`.
 
-python research/paper/heat_maps.py runs/paper           # runs MeLON's cells once more; report/heat-FORM-STREAM-….png
+python research/paper/heat_maps.py runs/paper data/     # runs MeLON's cells once more; report/heat-FORM-STREAM-….png
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from melon.data.files import load_stream
 from melon.evaluation.cell import Cell
-from melon.evaluation.prequential import Predictor
+from melon.evaluation.predictors import Predictor
+from melon.evaluation.prequential import Tally
 from melon.evaluation.record import read_json
-from melon.evaluation.work import Tally
 from melon.fitting.config import CellConfig
 from melon.lab.figures import draw_rates
 from melon.learning.rate_matrix import batch_rates
@@ -44,12 +44,12 @@ class WatchedCell(Cell):
         return super()._stream(name, predictor, *given)
 
 
-def main(folder: Path) -> None:
-    """Draw one map for each record of MeLON in the folder of a reproduction."""
+def main(folder: Path, data: Path) -> None:
+    """Draw one map for each record of MeLON in the folder of a reproduction, whose streams are in `data`."""
     for path in sorted(folder.glob("*-*/*-melon.json")):
         record = read_json(path)
         config = CellConfig(**{**record["config"]["asked"], "split": tuple(record["config"]["asked"]["split"])})
-        cell = WatchedCell(load_stream(Path(record["dataset"]["path"])), config)
+        cell = WatchedCell(load_stream(data / f"{record['dataset']['path']}.parquet"), config)
         cell.target = folder / "report" / f"heat-{path.parent.name}-{path.stem}.png"
         cell.target.parent.mkdir(parents=True, exist_ok=True)
         cell.run()
@@ -57,4 +57,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
