@@ -20,7 +20,7 @@ from melon.strategies.default import Default
 from melon.strategies.melon.published import PublishedStrategy
 from melon.strategies.melon.rates import INPUTS, KNOTS, RateParameters, Roles
 from melon.strategies.melon.stream import MeLON, MeLONI, MeLONP
-from melon.strategies.melon.touch_rates import touch_rates
+from melon.strategies.melon.touch_rates import TouchRates
 from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of
 from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.stream.batch import batch_of
@@ -78,7 +78,7 @@ class TestRates:
 
     def found(self, rates: RateParameters, columns: Any, losses: Any) -> Any:
         phi = {name: torch.from_numpy(value) for name, value in rates.phi.items()}
-        return touch_rates(columns, torch.as_tensor(losses), [0], phi)[:, 0].numpy()
+        return TouchRates(rates, phi, torch.as_tensor(losses), {"rows": columns}).plain("rows")[:, 0].numpy()
 
     def test_roles_are_tables_and_the_parts_that_items_play(self) -> None:
         roles = Roles.apart(SPECS)
@@ -99,8 +99,12 @@ class TestRates:
         rates.phi["facts"][0, 1], columns[:, 0, 0] = 2.0, [0.5, 9.0]
         np.testing.assert_allclose(self.found(rates, columns, np.ones(2)), [0.5 * np.e, np.exp(3)])
 
-    def test_there_is_a_role_only_where_the_score_is_factorised(self) -> None:
-        assert not self.rates(INPUTS).has_role
+    def test_a_role_has_a_network_only_where_the_score_is_factorised(self) -> None:
+        assert not self.rates().has_role
+        assert self.rates(INPUTS).has_role
+        assert self.rates(INPUTS).phi["out"].size == 0
+        free = self.rates(INPUTS).free
+        assert free["alpha"].tolist() == [[True] * 3] * 3 + [[False, True, True]], "of a shared weight, no product"
         strategy = learned(MeLON()).strategy
         assert isinstance(strategy, MeLON)
         assert strategy.rates.phi["out"].shape == (strategy.rates.roles.count, UNITS)

@@ -484,7 +484,7 @@ def bench_plan(
     options.pop("recommender", None)
     chosen = tuple(recommenders.split(","))
     preset = options.get("preset", "default")
-    meant = next((name for name in names if preset in STRATEGIES[name].presets), FIRST)
+    meant = next((name for name in (*names, *STRATEGIES.names()) if preset in STRATEGIES[name].presets), FIRST)
     base = CellConfig(**{**options, "recommender": chosen[0], "strategy": meant})
     given = [name for name, value in options.items() if value != {}]  # an empty table of settings says nothing
     return BenchPlan(named, chosen, names, seeds, base, per_stream, tuned, given)

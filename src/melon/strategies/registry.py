@@ -127,7 +127,7 @@ _ENTRIES = (
             },
             ({"optimizer": "sgd", "lr": 0.1, "w_new": 4.0}, {"optimizer": "adam_lazy", "lr": 0.01, "w_new": 4.0}),
         ),
-        {"default": {}, "paper": _PAPER_STEP},
+        {"default": {}, "paper": {**_PAPER_STEP, "w_new": 4.0}},
         in_comparison=True,
         label="eALS",
         color=("#d9622b", "#ff9d6b"),

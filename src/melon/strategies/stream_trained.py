@@ -12,8 +12,6 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from melon.errors import SettingsError
-from melon.kernels import policy
-from melon.kernels.melon.rates import Line
 from melon.models.plain import TAUGHT, PlainSteps
 from melon.strategies.base import (
     LearningRates,
@@ -45,6 +43,8 @@ from melon.types import AnyArray, Floats, Ints, Scores
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from melon.strategies.melon.touch_rates import Rates, TouchRates
+
 _RECENT = "recent"
 #: Passes with and without the role of a parameter, which has more to learn.
 _PASSES, _PASSES_WITHOUT_ROLE = 120, 60
@@ -72,8 +72,8 @@ class StreamTrainedSettings(StrategySettings):
 class StreamTrainedStrategy(Strategy):
     """row ← (1 − decay) · row − Σ_x w_{x,m} g_{x,m}, with w from the rate model.
 
-    On a factorised score (bpr, blend) w is a rate for every (interaction, parameter) pair. Elsewhere (ncf) the role of
-    a parameter is left out: w is a rate for every (interaction, row) pair, and one for each table of shared weights.
+    w is a rate for every (interaction, parameter) pair; where gradients are not in closed form, for every (interaction,
+    row) pair, and one for each table of shared weights.
     """
 
     settings_type = StreamTrainedSettings
@@ -104,7 +104,7 @@ class StreamTrainedStrategy(Strategy):
     @property
     def passes(self) -> int:
         """How many passes meta-training makes."""
-        by_model = _PASSES if self.rates.has_role else _PASSES_WITHOUT_ROLE
+        by_model = _PASSES if self.rates.phi["out"].size else _PASSES_WITHOUT_ROLE
         return by_model if self.settings.passes is None else self.settings.passes
 
     @property
@@ -121,18 +121,15 @@ class StreamTrainedStrategy(Strategy):
     def propose(self, situation: Situation) -> Proposal:
         import torch
 
-        from melon.models.evidence import RowGradient
-
-        weights: dict[str, Tensor] = self._weights(situation)
-        values: dict[str, Tensor] = {}
-        for gradient in situation.evidence.gradients:
-            old = situation.values[gradient.table]
-            rates = weights[gradient.table].to(old)
-            if isinstance(gradient, RowGradient):
-                weighted = RowGradient(gradient.table, gradient.positions, gradient.gradient * rates)
-                values[gradient.table] = old * self.rates.kept(gradient.table) - weighted.summed(len(old))
-            else:
-                values[gradient.table] = old - gradient.summed(len(old), rates[:, 0, 0]) / len(rates)
+        weights = self._weights(situation)
+        values = {
+            gradient.table: weights[gradient.table].moved(
+                gradient,
+                situation.values[gradient.table],
+                self.rates.kept(gradient.table) if gradient.table in self.rates.row_tables else 1.0,
+            )
+            for gradient in situation.evidence.gradients
+        }
         counted = self._recent(situation).after(situation.examples.items[:, 0].cpu().numpy())
         stored = situation.row_state[self.rates.item_tables[0]][_RECENT]
         return Proposal(values, {self.rates.item_tables[0]: {_RECENT: torch.from_numpy(counted).to(stored)}})
@@ -162,13 +159,13 @@ class StreamTrainedStrategy(Strategy):
         rows: list[Tensor] = []
         for gradient in situation.evidence.gradients:
             old, rates = situation.values[gradient.table], weights[gradient.table]
-            rates = rates.to(old)
             if isinstance(gradient, RowGradient):
                 width, dim = gradient.gradient.shape[1:]
-                rows.append(rates.expand(-1, -1, dim).flatten(1))
+                rows.append(rates.touches.to(old).expand(-1, -1, dim).flatten(1))
                 slots += [(gradient.table, slot) for slot in range(width) for _ in range(dim)]
             else:
-                shared[gradient.table] = rates[:, 0].expand(-1, old.numel()) / len(rates)
+                each = rates.expanded().to(old)
+                shared[gradient.table] = each.expand(-1, *old.shape).flatten(1) / len(each)
         return LearningRates(torch.cat(rows, dim=1), tuple(slots), shared)
 
     def memory(self) -> Memory:
@@ -211,39 +208,22 @@ class StreamTrainedStrategy(Strategy):
             seen = np.concatenate([np.zeros_like(seen[..., :4]), seen[..., 4:]], axis=-1)
         return seen[:, :1]
 
-    def _weights(self, situation: Situation) -> dict[str, Tensor]:
-        """Rates of every table's touches: n × slots × entries, or × 1 where a row has one."""
+    def touch_rates(
+        self, phi: Mapping[str, Tensor], losses: Tensor, specs: Mapping[str, TableSpec], facts: Floats
+    ) -> TouchRates:
+        """The rate model in PyTorch on a batch with these losses and facts."""
+        from melon.strategies.melon.touch_rates import TouchRates
+
+        columns = {name: self.columns(spec, facts) for name, spec in specs.items()}
+        return TouchRates(self.rates, phi, losses, columns)
+
+    def _weights(self, situation: Situation) -> dict[str, Rates]:
+        """Rates of every table's touches."""
         import torch
 
-        from melon.strategies.melon.touch_rates import touch_rates
-
-        facts, names = self._facts(situation), [gradient.table for gradient in situation.evidence.gradients]
-        if self.rates.knows_roles:
-            return self._pair_weights(situation, facts)
-        phi = {name: torch.from_numpy(value) for name, value in self.rates.phi.items()}
-        losses = situation.evidence.losses.detach().cpu()
-        weights: dict[str, Tensor] = {}
-        for name in names:
-            columns = self.columns(situation.specs[name], facts)
-            roles = self.rates.roles.of(name, columns.shape[1])
-            weights[name] = touch_rates(columns, losses, roles, phi)[..., None]
-        return weights
-
-    def _pair_weights(self, situation: Situation, facts: Floats) -> dict[str, Tensor]:
-        """The same from kernels, with a rate for every entry."""
-        import torch
-
-        users, items = (part.cpu().numpy() for part in (situation.examples.users, situation.examples.items))
-        rows = [
-            np.ascontiguousarray(situation.values[name].detach().cpu().numpy(), dtype=np.float32) for name in TAUGHT
-        ]
-        n, slots, dim = len(users), 1 + items.shape[1], rows[0].shape[1]
-        out = np.empty((n, slots * dim + slots - 1), dtype=np.float32)
-        seen = np.ascontiguousarray(self.seen(facts), dtype=np.float32)
-        line = Line.room(slots, rows[0])
-        policy.load("rates").rate_matrix(users, items, seen, self.rates.model(slots - 1), line, *rows, out)
-        vectors, biases = torch.from_numpy(out[:, : slots * dim].reshape(n, slots, dim)), out[:, slots * dim :]
-        return dict(zip(TAUGHT, (vectors[:, :1], vectors[:, 1:], torch.from_numpy(biases)[..., None]), strict=True))
+        phi, evidence = {name: torch.from_numpy(value) for name, value in self.rates.phi.items()}, situation.evidence
+        rates = self.touch_rates(phi, evidence.losses.detach(), situation.specs, self._facts(situation))
+        return rates.of(evidence, situation.values, situation.specs)
 
     def _facts(self, situation: Situation) -> Floats:
         """Facts of the rows that each interaction touches, as they are before the batch: n × (1 + slots) × facts."""

@@ -1,20 +1,18 @@
-"""Meta-training of rates by touch on any recommender, by autograd; the role of a parameter is left out."""
+"""Meta-training of the rate model on any recommender, by autograd."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from melon.learning.meta_training.record import RecordedStream
 from melon.learning.meta_training.stream import MetaTrainingBatch, StepValues, StreamMetaTraining
 from melon.models.base import Recommender
-from melon.models.evidence import Examples, RowGradient
+from melon.models.evidence import Examples
 from melon.strategies.base import Proposal
 from melon.strategies.melon.rates import DECAY_UNIT
-from melon.strategies.melon.touch_rates import touch_rates
 from melon.strategies.stream_trained import StreamTrainedStrategy
 
 
@@ -24,12 +22,7 @@ class GenericMetaTraining(StreamMetaTraining):
     def __init__(self, recommender: Recommender, strategy: StreamTrainedStrategy, recorded: RecordedStream) -> None:
         super().__init__(recommender, recorded)
         self._strategy = strategy
-        slots = {"user": 1, "item": recorded.draws[0].items.shape[1], "shared": 1}
-        self._slots = [slots[self._specs[name].role] for name in self._moving]
-        roles = strategy.rates.roles
-        self._roles = [
-            role for name, many in zip(self._moving, self._slots, strict=True) for role in roles.of(name, many)
-        ]
+        strategy.rates.measure(*(self._start[name].numpy() for name in strategy.rates.scaled))
 
     def opened(self) -> StepValues:
         return {name: torch.from_numpy(value.copy()).requires_grad_() for name, value in self._strategy.phi.items()}
@@ -58,16 +51,14 @@ class GenericMetaTraining(StreamMetaTraining):
     ) -> StepValues:
         """Gradients in closed form, which are open to differentiation."""
         evidence = self._model.evidence(decayed, Examples(batch.users, batch.items))
-        weights, new = self._weights(batch, evidence.losses, phi), dict[str, Tensor]()
-        for gradient in evidence.gradients:
-            old, rates = decayed[gradient.table], weights[gradient.table]
-            if isinstance(gradient, RowGradient):
-                weighted = RowGradient(gradient.table, gradient.positions, gradient.gradient * rates[..., None])
-                share = self._kept(gradient.table, phi).to(old)
-                new[gradient.table] = old * share - weighted.summed(len(old))
-            else:
-                new[gradient.table] = old - gradient.summed(len(old), rates[:, 0]) / len(rates)
-        return new
+        rates = self._strategy.touch_rates(phi, evidence.losses, self._specs, batch.facts)
+        weights = rates.of(evidence, decayed, self._specs)
+        return {
+            gradient.table: weights[gradient.table].moved(
+                gradient, decayed[gradient.table], self._kept(gradient.table, phi).to(decayed[gradient.table])
+            )
+            for gradient in evidence.gradients
+        }
 
     def _moved_by_autograd(
         self, batch: MetaTrainingBatch, decayed: StepValues, phi: StepValues, again: bool
@@ -102,11 +93,12 @@ class GenericMetaTraining(StreamMetaTraining):
         return new
 
     def _weights(self, batch: MetaTrainingBatch, losses: Tensor, phi: StepValues) -> StepValues:
-        """Rates of every table's touches, computed at once."""
-        columns = [self._strategy.columns(self._specs[name], batch.facts) for name in self._moving]
-        weights = touch_rates(np.concatenate(columns, axis=1), losses.cpu(), self._roles, phi).to(losses)
-        return dict(zip(self._moving, torch.split(weights, self._slots, dim=1), strict=True))
+        """Rates of every table's touches, which know nothing of values and gradients."""
+        rates = self._strategy.touch_rates(phi, losses, self._specs, batch.facts)
+        return {name: rates.plain(name).to(losses) for name in self._moving}
 
     def _kept(self, table: str, phi: StepValues) -> Tensor:
-        """What a touch leaves of a row."""
+        """What a touch leaves of a row; shared weights stay as they are."""
+        if table not in self._strategy.rates.row_tables:
+            return torch.ones(())
         return 1 - DECAY_UNIT * phi["decay"][self._strategy.rates.row_tables.index(table)]

@@ -16,7 +16,7 @@ from melon.errors import CheckpointError
 from melon.kernels.melon.rates import FACTS, ROLE_INPUTS, UNITS, RateModel, RateSlopes
 from melon.models.plain import TAUGHT
 from melon.tables import TableSpec
-from melon.types import AnyArray, Flags, Floats, Ints, Scores
+from melon.types import AnyArray, Flags, Floats, Ints
 
 #: What rates can see: facts of the row (`rates` are the item's recent counts at two half-lives, `partner` is of the
 #: other side), the interaction's loss, and the parameter's value and gradient.
@@ -163,8 +163,12 @@ class RateParameters:
         self._model: tuple[Phi, object, RateModel] | None = None
         count, seen = roles.count, set(inputs)
         facts = np.array([name in seen for name in FACT_INPUTS])
-        self.has_role = bool({"value", "gradient"} & seen) and set(TAUGHT) <= specs.keys()
-        units = UNITS if self.has_role else 0
+        self.has_role = bool({"value", "gradient"} & seen)
+        #: The tables whose spread is a scale of what roles see.
+        self.scaled = TAUGHT if set(TAUGHT) <= specs.keys() else tuple(specs)
+        self._kinds = {name: spec.kind for name, spec in specs.items()}
+        # Elsewhere each role is linear: a network for each parameter of ncf would cost too much.
+        units = UNITS if self.has_role and self.scaled is TAUGHT else 0
         shapes: dict[str, tuple[int, ...]] = {
             "facts": (count, 1 + FACTS),
             "splines": (count, len(KNOTS)),
@@ -176,7 +180,7 @@ class RateParameters:
             "hidden": (count, units, ROLE_INPUTS),
             "hidden_bias": (count, units),
             "out": (count, units),
-            "scales": (len(TAUGHT),),
+            "scales": (len(self.scaled),),
         }
         self.phi: Phi = {name: np.zeros(shape) for name, shape in shapes.items()}
         self.phi["facts"][:, 0] = np.log(lr)
@@ -189,18 +193,24 @@ class RateParameters:
         for name in _ROLE if not self.has_role else ():
             self.free[name][:] = False
         if self.has_role:
-            biases = {roles.first[TAUGHT[2]], roles.other[TAUGHT[2]]} - {roles.first[TAUGHT[1]]}
-            for role in range(count):
-                self._see(role, seen, facts, bias=role in biases)
+            kinds = {role: specs[name].kind for name in reversed(list(specs)) for role in roles.of(name, 2)}
+            for role, kind in kinds.items():
+                self._see(role, seen, facts, kind)
             draw = np.random.default_rng([seed, 0x6D656C6F6E])
             self.phi["hidden"][:] = draw.normal(0, WEIGHT_SPREAD, shapes["hidden"]) * self.free["hidden"]
             self.phi["hidden_bias"][:] = draw.normal(0, BIAS_SPREAD, shapes["hidden_bias"])
 
-    def _see(self, role: int, seen: set[RateInput], facts: Flags, *, bias: bool) -> None:
-        """Which inputs the role of a parameter may use: a, ℓg, ℓθ and nθ, ng, co, or those of a bias."""
+    def _see(self, role: int, seen: set[RateInput], facts: Flags, kind: str) -> None:
+        """Which inputs the role of a parameter may use: a, ℓg, ℓθ and nθ, ng, co, or those of a bias.
+
+        A shared weight has ℓg, ℓθ and ng: of an outer product they are sums, the others are not.
+        """
+        bias = kind == "bias"
         value, gradient, both = "value" in seen, "gradient" in seen, {"value", "gradient"} <= seen
         own = [both, value] if bias else [both, gradient, value]
         norms = [value, value and "partner" in seen] if bias else [value, gradient, both]
+        if kind == "weight":
+            own, norms = [False, gradient, value], [False, gradient, False]
         network = [*own, *norms, self.sees_loss, *facts.tolist()]
         self.free["alpha"][role] = own + [False] * (3 - len(own))
         self.free["beta"][role] = norms + [False] * (3 - len(norms))
@@ -221,10 +231,10 @@ class RateParameters:
         """Whether the role of a parameter has any effect."""
         return self.has_role and any(self.phi[name].any() for name in ("alpha", "beta", "out"))
 
-    def measure(self, users: Scores, items: Scores, bias: Scores) -> None:
-        """Take the spread of tables' numbers as the scales of what roles see."""
-        spread = [float(users.std()), float(items.std()), max(float(bias.std()), _LEAST_BIAS_SPREAD)]
-        self.phi = {**self.phi, "scales": np.maximum(spread, 1e-6)}
+    def measure(self, *tables: AnyArray) -> None:
+        """Take the spread of tables' numbers, in the order of `scaled`, as the scales of what roles see."""
+        least = [_LEAST_BIAS_SPREAD if self._kinds[name] == "bias" else 1e-6 for name in self.scaled]
+        self.phi = {**self.phi, "scales": np.maximum([float(table.std()) for table in tables], least)}
 
     def model(self, slots: int, dtype: type[np.floating] = np.float32) -> RateModel:
         """φ as kernels of a factorised score read it, for interactions with that many items."""
