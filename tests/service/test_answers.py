@@ -208,7 +208,7 @@ class Fixed:
 
 
 def coalescing(replica: Fixed, lists: ListMaker, most: int = 1000) -> Coalescer:
-    coalescer = Coalescer(replica, lists, most, lambda users, seconds: None)
+    coalescer = Coalescer(replica, lists, most)
     coalescer.start()
     return coalescer
 

@@ -194,8 +194,8 @@ class TestStatus:
         beside = {"learner", "damage", "load", "api kernels", "api lag", *backend.log.alarms}
         assert names | beside == set(REMEDIES)
         page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-        told = [re.findall(r"`([\w ]+)`", line.split("|")[1]) for line in page.splitlines() if line.startswith("| `")]
-        assert sorted(sum(told, [])) == sorted(REMEDIES)
+        lines = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+        assert sorted(name for line in lines for name in re.findall(r"`([\w ]+)`", line)) == sorted(REMEDIES)
 
     def test_it_knows_whether_the_learner_runs(self, service: Service, tmp_path: Path) -> None:
         assert service.get("/v1/status")["learner"] == {"running": True, "starts": 1}
