@@ -266,9 +266,7 @@ _LEAST_HEIGHT = 0.035
 _INK, _BAR, _LOSS, _EDGE = "#1c2430", "#1f7a4d", "#b4541a", "#ffffff"
 
 
-def explain_model(
-    checkpoint: Path, stream: Path, *, out: Path, at: int | None, batch: int, batch_size: int | None
-) -> BatchRates:
+def explain_model(checkpoint: Path, stream: Path, *, out: Path, at: int | None, batch_size: int | None) -> BatchRates:
     """Draw the learning rates of one batch of a stream under a saved model, and return them."""
     if out.suffix not in FORMATS:
         raise SettingsError(f"--out {out} must end in one of: {', '.join(FORMATS)}.")
@@ -276,7 +274,7 @@ def explain_model(
     require_writable(out)
     model, extra = LiveModel.load(checkpoint)
     own_size = extra.get("estimator", {}).get("batch_size", BATCH_SIZE)
-    matrix = explain_batch(model, load_stream(stream), at=at, batch=batch, batch_size=batch_size or own_size)
+    matrix = explain_batch(model, load_stream(stream), at=at, batch_size=batch_size or own_size)
     draw_rates(matrix, out)
     return matrix
 
