@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -162,7 +163,17 @@ class Selection:
             except LearningError as problem:
                 return Trial(point, None, str(problem))
 
-        return self.searched(name, space, judge, fixed)
+        with self._sharing(strategy, start, later):
+            return self.searched(name, space, judge, fixed)
+
+    def _sharing(
+        self, strategy: StrategyChoice, start: PretrainedState, again: PretrainedState | None
+    ) -> AbstractContextManager[None]:
+        """What trials share, where a head is trained on recordings of the window."""
+        if not start.headed or self.protocol.align_ties or again is not None:
+            return nullcontext()
+        learner = self.plan.make_strategy({}, strategy)
+        return self._meta_training.sharing(learner, start, self.parts.judged_from)
 
     def searched(
         self,
@@ -378,6 +389,6 @@ class Selection:
 
     def _points(self, predictor: Predictor, first: int, last: int, lister: Lister | None) -> Iterator[Point]:
         self._prepare()
-        assert self._candidates is not None
+        candidates = self._candidates if lister is None else None
         how: Plain = {"batch_size": self.protocol.batch_size, "align_ties": self.protocol.align_ties}
-        return prequential(predictor, self.log, self._candidates, first, last, lister=lister, **how)
+        return prequential(predictor, self.log, candidates, first, last, lister=lister, **how)
