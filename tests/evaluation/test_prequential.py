@@ -137,15 +137,6 @@ def test_batches_stay_inside_their_part_and_the_last_may_be_short() -> None:
     assert [(point.start, point.stop) for point in first] == [(7, 27), (27, 30)]
 
 
-def test_with_aligned_ties_no_moment_is_cut_in_two() -> None:
-    log = changing_log()
-    points = list(run(log, Spy(), align_ties=True))
-    cuts = [point.start for point in points[1:]]
-    assert any(point.stop - point.start != 64 for point in points[:-1])
-    assert all(log.times[cut] != log.times[cut - 1] for cut in cuts)
-    assert points[-1].stop == len(log)
-
-
 def test_ranks_and_loss_agree_with_the_candidates() -> None:
     log, spy = changing_log(), Spy()
     candidates = Candidates(log, seed=4, count=COUNT)

@@ -228,7 +228,6 @@ EVALUATION: Mapping[str, Any] = {
     "batch_size": _option(int, PROTOCOL, "Interactions per mini-batch. (default: {batch_size})"),
     "candidates": _option(str, PROTOCOL, "Where negatives come from: {modes}. (default: {candidates})"),
     "negatives": _option(int, PROTOCOL, "Negatives beside each positive. (default: {negatives})"),
-    "align_ties": _option(bool, PROTOCOL, "Cut parts and batches only where the time changes.", "--align-ties"),
     "lists": _option(
         bool,
         PROTOCOL,

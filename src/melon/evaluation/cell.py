@@ -67,7 +67,7 @@ class Cell:
     ) -> None:
         self.config, self.progress, self._work = config, progress or Progress(), work or Work()
         self._watches = rates
-        self.parts = split(log, config.split, align_ties=config.align_ties)
+        self.parts = split(log, config.split)
         self._sealed = SealedStream(log, self.parts)
         self._require_two_sides(self._sealed.training)
         # Names and values are checked before hours are spent.
@@ -218,7 +218,7 @@ class Cell:
         tally, hits, seen = Tally(), 0.0, 0
         watched = None
         if self._watches and name == "strategy" and isinstance(predictor, Updater):
-            predictor = watched = RateCapture(predictor, self._last_full_batch(log))
+            predictor = watched = RateCapture(predictor, self._last_full_batch())
         total = self.parts.stop - self.parts.train_stop
         share = LISTED_SCORES / max((self.parts.stop - self.parts.validation_stop) * log.n_items, 1)
         lister = Lister(log, self.parts.validation_stop, share) if self.config.lists else None
@@ -233,7 +233,6 @@ class Cell:
                 first,
                 last,
                 batch_size=self.config.batch_size,
-                align_ties=self.config.align_ties,
                 lister=lister if first == self.parts.validation_stop else None,
             )
             for point in map(watched.timed, points) if watched else points:
@@ -247,11 +246,10 @@ class Cell:
             self._work.once(f"rates/{self._label(name)}", RatesKeeper(), lambda: rates)
         return tally
 
-    def _last_full_batch(self, log: Interactions) -> int:
+    def _last_full_batch(self) -> int:
         """The event at which it starts; the longest one where none is full."""
-        size, times = self.config.batch_size, log.times if self.config.align_ties else None
-        test = batches(self.parts.validation_stop, self.parts.stop, size, times)
-        return max(test, key=lambda batch: (min(batch[1] - batch[0], size), batch[0]))[0]
+        test = batches(self.parts.validation_stop, self.parts.stop, self.config.batch_size)
+        return max(test, key=lambda batch: (batch[1] - batch[0], batch[0]))[0]
 
     @staticmethod
     def _require_two_sides(training: Interactions) -> None:

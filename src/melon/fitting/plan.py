@@ -35,7 +35,6 @@ class EvaluationProtocol:
     batch_size: int = BATCH_SIZE
     candidates: str = "catalogue"
     negatives: int = NEGATIVES
-    align_ties: bool = False
     #: Whether settings are compared by lists of the whole catalogue instead of among sampled candidates.
     by_lists: bool = False
 

@@ -170,7 +170,7 @@ class Selection:
         self, strategy: StrategyChoice, start: PretrainedState, again: PretrainedState | None
     ) -> AbstractContextManager[None]:
         """What trials share, where a head is trained on recordings of the window."""
-        if not start.headed or self.protocol.align_ties or again is not None:
+        if not start.headed or again is not None:
             return nullcontext()
         learner = self.plan.make_strategy({}, strategy)
         return self._meta_training.sharing(learner, start, self.parts.judged_from)
@@ -238,13 +238,12 @@ class Selection:
         if again is not None:
             meta_training |= self._meta_training.of_head(learner, start, stop, meta_training)
             return deploy(learner, again, self.before_judged, meta_training)
-        if start.headed and not self.protocol.align_ties:
+        if start.headed:
             updater, head_batches = self._meta_training.recorded(learner, start, stop, meta_training)
             updater.take_over(updater.train_head(head_batches))
             for head_examples in head_batches:
                 updater.teach_head(head_examples)
             return updater
-        meta_training |= self._meta_training.of_head(learner, start, stop, meta_training)
         return deploy(learner, start, self.before_window, meta_training)
 
     def space(self, strategy: StrategyChoice, fixed: Plain) -> Space:
@@ -385,10 +384,10 @@ class Selection:
                 yield batch_of(self.log, first, last)
 
     def _batches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        return batches(first, last, self.protocol.batch_size, self.log.times if self.protocol.align_ties else None)
+        return batches(first, last, self.protocol.batch_size)
 
     def _points(self, predictor: Predictor, first: int, last: int, lister: Lister | None) -> Iterator[Point]:
         self._prepare()
         candidates = self._candidates if lister is None else None
-        how: Plain = {"batch_size": self.protocol.batch_size, "align_ties": self.protocol.align_ties}
-        return prequential(predictor, self.log, candidates, first, last, lister=lister, **how)
+        size = self.protocol.batch_size
+        return prequential(predictor, self.log, candidates, first, last, batch_size=size, lister=lister)
