@@ -45,8 +45,8 @@ _CHECKS, _PATIENCE = 10, 3
 _PRETRAIN_TRIALS = 3
 #: Plain steps under which a pre-trained recommender is judged, a gentle and a usual one: the better counts.
 _JUDGE_STEPS = (0.1, 0.3)
-#: Choices by lists look at as many events of the judged part as this many scores allow, and at least at so many.
-LISTED_SCORES, FEWEST_LISTED = 2e7, 1_000
+#: Choices by lists look at as many events of the judged part as this many scores allow, between a least and a most.
+LISTED_SCORES, FEWEST_LISTED, MOST_LISTED = 2e7, 1_000, 4_500
 
 
 class Selection:
@@ -371,8 +371,9 @@ class Selection:
         if behind <= parts.window_start:
             for first, last in self._batches(parts.window_start, parts.judged_from):
                 predictor.learn(batch_of(self.log, first, last))
-        judged, listed = parts.validation_stop - parts.judged_from, LISTED_SCORES / max(self.log.n_items, 1)
-        lister = Lister(self.log, parts.judged_from, max(listed, FEWEST_LISTED) / judged) if by_lists else None
+        judged = parts.validation_stop - parts.judged_from
+        listed = float(np.clip(LISTED_SCORES / max(self.log.n_items, 1), FEWEST_LISTED, MOST_LISTED))
+        lister = Lister(self.log, parts.judged_from, listed / judged) if by_lists else None
         for first, last in pairwise((parts.judged_from, parts.train_stop, parts.validation_stop)):
             yield from self._points(predictor, first, last, lister)
 
