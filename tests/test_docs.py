@@ -14,7 +14,6 @@ from commands import Run
 from documentation import commands, expanded
 from melon import errors
 from melon.cli import app
-from melon.data.raw.formats import FORMATS
 from melon.learning.pretrain import PretrainSettings
 from melon.models.losses import LOSSES
 from melon.models.registry import RECOMMENDERS
@@ -106,7 +105,6 @@ def undocumented(entry: Entry, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        *((name, "formats.md") for name in FORMATS),
         *((name, "evaluation.md") for name in MODES),
         *((name, "recommenders.md") for name in (*LOSSES, *PretrainSettings.model_fields)),
         *((each.__name__, "errors.md") for each in ERRORS),

@@ -154,7 +154,7 @@ class _ClassEntry(Entry):
 
     factory: Any = None
 
-    def load(self) -> Any:
+    def load(self, form: object = None) -> Any:
         return self.factory
 
 

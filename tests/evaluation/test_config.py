@@ -81,9 +81,9 @@ def test_a_results_own_config_can_be_read_back(tmp_path: Path) -> None:
 
 def test_toml_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
-    path.write_text('strategy = "eals"\nsplit = [0.8, 0.1, 0.1]\n[settings]\nw_new = 2.0\n')
+    path.write_text('strategy = "eals"\nsplit = [0.8, 0.1, 0.1]\nnegatives = 9\n[settings]\nw_new = 2.0\n')
     assert CellConfig(**read_config(path)) == CellConfig(
-        strategy="eals", split=(0.8, 0.1, 0.1), settings={"w_new": 2.0}
+        strategy="eals", split=(0.8, 0.1, 0.1), negatives=9, settings={"w_new": 2.0}
     )
 
 

@@ -74,7 +74,7 @@ def updater(log: Interactions, recommender: str, strategy: str, settings: dict[s
     history = History()
     history.append(log.users[:START], log.items[:START])
     return Updater(
-        RECOMMENDERS[recommender].load()(SMALL[recommender], seed=2), STRATEGIES[strategy].load()(settings), history
+        RECOMMENDERS[recommender].load()(SMALL[recommender], seed=2), STRATEGIES[strategy].make(settings), history
     )
 
 

@@ -31,7 +31,7 @@ from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
 from melon.strategies.parameters import preprocess
 from melon.strategies.reductions import reduced_gradients
-from melon.strategies.registry import S2META_PRESETS
+from melon.strategies.registry import S2META_PRESETS, STRATEGIES
 from melon.strategies.s2meta import S2Meta, lstm_step
 from melon.testing.toys import toy_batch, toy_batches
 from situations import assert_close, equal, situation_of
@@ -313,7 +313,7 @@ class TestRates:
 @pytest.mark.parametrize("preset", S2META_PRESETS)
 @EVERY_KIND
 def test_presets_learn(kind: str, preset: str) -> None:
-    updater = updater_of(kind, S2Meta(S2META_PRESETS[preset]), toy_batches()[:8], dtype=np.float32)
+    updater = updater_of(kind, STRATEGIES["s2meta"].make(S2META_PRESETS[preset]), toy_batches()[:8], dtype=np.float32)
     assert finite(updater)
     assert updater.moved > 0
 

@@ -370,7 +370,7 @@ def test_other_settings_conform_too(recommender: str, option: str) -> None:
 @EVERY_KIND
 def test_presets_learn(kind: str, preset: str) -> None:
     settings = STRATEGIES["sml"].presets[preset]
-    updater = updater_of(kind, SML(settings), toy_batches()[:8], dtype=np.float32)
+    updater = updater_of(kind, STRATEGIES["sml"].make(settings), toy_batches()[:8], dtype=np.float32)
     assert finite(updater)
     assert updater.moved > 0
 
