@@ -21,7 +21,7 @@ from melon.stream.split import batches
 from melon.types import Arrays, Plain
 
 
-class Recorded(NamedTuple):
+class WindowRecording(NamedTuple):
     """What streaming up to `stop` showed that depends on no row: training examples, and the streaming state then."""
 
     start: PretrainedState
@@ -45,7 +45,7 @@ class WindowMetaTraining:
         earlier: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._log, self._start, self._past, self._protocol, self._earlier = log, start, past, protocol, earlier
-        self._shared: Recorded | None = None
+        self._shared: WindowRecording | None = None
 
     def of(
         self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None
@@ -145,7 +145,7 @@ class WindowMetaTraining:
             head_batches.append(updater.head_examples(batch))
             recommender.observe(batch.users, batch.items, batch.times, updater.history)
             updater.history.append(batch.users, batch.items)
-        self._shared = Recorded(start, stop, head_batches, recommender.streaming_state())
+        self._shared = WindowRecording(start, stop, head_batches, recommender.streaming_state())
         try:
             yield
         finally:
