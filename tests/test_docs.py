@@ -25,7 +25,7 @@ from melon.testing import SMALL_RECOMMENDERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("research/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("research/**/*.md")])
 #: Lessons that build on each other; tests/test_tutorials.py runs them in order.
 IN_ORDER = sorted(DOCS.glob("tutorials/[1-5]-*.md"))
 ERRORS = [thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, Exception)]
@@ -77,7 +77,7 @@ def test_every_command_says_what_it_does(name: str) -> None:
 
 def test_commands_in_the_docs_exist() -> None:
     groups = {name.rpartition(" ")[0] for name in COMMANDS} - {"melon"}
-    for page in (ROOT / "README.md", *(each for each in DOCS.rglob("*.md") if each.parent.name != "adr")):
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(melon [^`]*)`", text)
@@ -136,6 +136,15 @@ def test_the_walks_of_the_design_name_what_there_is() -> None:
         text = "".join(file.read_text(encoding="utf-8") for file in files)
         for name in re.split(r"[., ]+", names):
             assert re.search(rf"^ *(?:def|class) {name}\b", text, re.M), f"docs/design.md: no {names} in {path}"
+
+
+def test_cited_sections_of_methods_and_decisions_exist() -> None:
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    for page in ("methods.md", "decisions.md"):
+        headings = set(re.findall(r"^#+ ([\d.]*\d)\.? ", text_of(page), re.MULTILINE))
+        for file in files:
+            cited = re.findall(rf"docs/{page} (\d+(?:\.\d+)*)", file.read_text(encoding="utf-8"))
+            assert set(cited) <= headings, f"{file.name} cites docs/{page} {sorted(set(cited) - headings)}"
 
 
 def test_make_targets_in_the_docs_exist() -> None:

@@ -119,7 +119,7 @@ class Selection:
         """Whether strategies are judged on a recommender that was trained again.
 
         They are meta-trained on the one from before the window, and deployed on another. Where all users share
-        weights, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
+        weights, what was learned on the one may not suit the other (docs/decisions.md 9): the window shows it.
         """
         recommender = self.plan.build()
         return any(spec.role == "shared" and recommender.learns(spec) for spec in recommender.declare())

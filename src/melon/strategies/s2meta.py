@@ -38,7 +38,7 @@ class S2MetaSettings(LearnedSettings):
     most_rate: float = Field(0.6, gt=0)
     rate_bias: float = 0.0
     forgetting: bool = True
-    shared_forgetting: bool = False  # a gate a little below one, at every batch, eats weights (docs/adr/0005)
+    shared_forgetting: bool = False  # a gate a little below one, at every batch, eats weights (research/decisions, 5)
     forget_bias: float = 5.0
     clamp: float | None = Field(None, gt=0)  # the most that an entry of ḡ counts
     gate_init: Literal["small", "even", "xavier"] = "small"  # gates start nearly alike, exactly alike, or as published
