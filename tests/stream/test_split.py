@@ -156,7 +156,7 @@ def test_batches_of_a_read_only_log_can_be_learned() -> None:
     from melon.models.bpr import BPR
     from melon.strategies.default import Default
     from melon.stream.batch import batch_of
-    from melon.testing.toys import toy_log
+    from melon.testing import toy_log
 
     log = toy_log(48)
     for part in (log.users, log.items, log.times):

@@ -170,8 +170,6 @@ _MARKS: Mapping[str, Mark] = {
 }
 #: More methods than this are thin lines, except the baselines and the best.
 _MOST_LINES = 6
-#: More comparisons than this stand below each other in the overview.
-_MOST_ACROSS = 4
 _RULES = (
     f"The reference is {label(REFERENCE)}: plain fine-tuning, named before any number was seen; methods are compared "
     f"by {METRIC}. “Better” and “worse”: the 95 % interval of the difference per event, from a bootstrap over users, "
@@ -237,7 +235,7 @@ def advice(comparison: MethodComparison, tests: PairedTests) -> str:
 
 
 def overview(bench: Bench) -> ResultTable:
-    """Methods down, the best first, and comparisons across; the other way round where there are many comparisons."""
+    """Methods down, the best first, and comparisons across."""
     rates = defaultdict(list)
     for comparison in bench.main:
         for method in comparison.methods:
@@ -245,9 +243,6 @@ def overview(bench: Bench) -> ResultTable:
     methods = sorted(rates, key=lambda method: -float(np.mean(rates[method])))
     names = [f"{where(comparison)} ({bench.pace(comparison.stream)})" for comparison in bench.main]
     columns = [_overview_cells(comparison, methods) for comparison in bench.main]
-    if len(columns) > _MOST_ACROSS:
-        head = ["", *(label(method).partition(" (")[0] for method in methods)]
-        return ResultTable(head, [[TableCell(name), *cells] for name, cells in zip(names, columns, strict=True)])
     rows = zip(methods, *columns, strict=True)
     return ResultTable(["", *names], [[TableCell(label(method), method=method), *cells] for method, *cells in rows])
 

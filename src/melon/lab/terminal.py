@@ -224,17 +224,12 @@ class BenchProgress(LiveProgress):
             self._live.update(replace(table, caption=caption).rich())
 
     def _left(self) -> str:
-        """Time left, by the seconds of the same cell with other seeds, or else of the same strategy."""
-        seconds: dict[tuple[str, ...], list[float]] = defaultdict(list)
-        for outcome in self._outcomes.values():
-            if outcome.record is not None:
-                for kind in _kinds(outcome.task):
-                    seconds[kind].append(outcome.seconds)
+        """Time left, if the other cells take as long as those that have ended."""
+        seconds = [outcome.seconds for outcome in self._outcomes.values() if outcome.record is not None]
         if not seconds:
             return "time left unknown"
-        left = [task for task in self._tasks if task.key not in self._outcomes]
-        total = sum(next(float(np.mean(seconds[kind])) for kind in _kinds(task) if kind in seconds) for task in left)
-        return time_left(total / self._workers)
+        left = len(self._tasks) - len(self._outcomes)
+        return time_left(left * float(np.mean(seconds)) / self._workers)
 
 
 def show_bench(result: BenchResult) -> int:
@@ -308,9 +303,3 @@ def outcome_text(outcome: CellOutcome) -> str:
     if outcome.not_applicable is not None:
         return f"N/A: {outcome.not_applicable}"
     return f"failed: {last_line(outcome.problem)}"
-
-
-def _kinds(task: Task) -> list[tuple[str, ...]]:
-    """What a cell is like, from the most to the least alike."""
-    config = task.config
-    return [(task.stream, config.recommender, config.strategy), (config.recommender, config.strategy), ()]
