@@ -35,12 +35,6 @@ def test_parts_cover_the_stream_in_order_or_are_refused(n: int, first: float, se
     assert split(log_of(list(range(n))), shares) == Parts(*cuts, n)
 
 
-def slow_next_change(times: list[int], cut: int) -> int:
-    while 0 < cut < len(times) and times[cut] == times[cut - 1]:
-        cut += 1
-    return cut
-
-
 @given(st.integers(0, 50), st.integers(0, 80), st.integers(1, 30))
 def test_batches_tile_a_part_and_only_the_last_is_short(start: int, length: int, size: int) -> None:
     ranges = list(batches(start, start + length, size))

@@ -14,7 +14,7 @@ from melon.errors import require_plots
 from melon.evaluation import labels
 from melon.evaluation.labels import INK, LINE, SOFT, color, css_variable
 from melon.evaluation.ranking import LIST_METRICS, METRICS
-from melon.evaluation.record import ResultLine, is_auto, method_name, result_lines
+from melon.evaluation.record import ResultLine, is_auto, lists_sentence, method_name, result_lines
 from melon.evaluation.table import ResultTable, TableCell, inline, metric_table
 from melon.lab.comparisons import trailing_width
 from melon.lab.figures import Drawing, StoryLine, Weight, story
@@ -182,7 +182,10 @@ def result_document(records: Records, title: str = "") -> Document:
         Section("table", "", "", [_table(lines, _SHORT), *_details(records, lines)]),
     ]
     methods = [line.method for line in lines]
-    return Document(title or f"{own} on {stream}", headline(records, lines), facts, sections, methods)
+    lead = headline(records, lines)
+    if first["lists"]:
+        lead = f"{lists_sentence(first)} Among sampled items: {lead}"
+    return Document(title or f"{own} on {stream}", lead, facts, sections, methods)
 
 
 def headline(records: Records, lines: Sequence[ResultLine]) -> str:

@@ -238,6 +238,8 @@ def show_bench(result: BenchResult) -> int:
     repeats = any(judged_section(record) == "without_repeats" for record in records)
     without = "; streams with repeats of what a user already had: without them, as melon report judges"
     title = f"HR@5, mean over seeds{without if repeats else ''}"
+    for line in _lists_lines(result):
+        say(line)
     say(str(replace(bench_table(result.tasks, result.outcomes), title=title)))
     failed = result.failed
     for outcome in failed:
@@ -247,6 +249,21 @@ def show_bench(result: BenchResult) -> int:
         say(f"{count} ({result.out}/*.failed.txt say why); run the same command to try them again.")
     say(f"records in {result.out}: melon report {result.out}")
     return 1 if failed else 0
+
+
+def _lists_lines(result: BenchResult) -> list[str]:
+    """For each stream and recommender, the first sentence of its best result by lists, which names the nearest."""
+    best: dict[tuple[str, str], tuple[float, str]] = {}
+    for task in result.tasks:
+        outcome = result.outcomes.get(task.key)
+        record = outcome.record if outcome is not None else None
+        if record is None or not record["lists"]:
+            continue
+        score = record["lists"]["all"].get("NDCG@10", 0.0)
+        pair = task.stream, task.config.recommender
+        if pair not in best or score > best[pair][0]:
+            best[pair] = score, f"{task.stream}, {task.config.recommender}: {lists_sentence(record)}"
+    return [line for _, line in best.values()]
 
 
 def bench_table(
