@@ -22,6 +22,8 @@ from melon.progress import say
 from melon.stream.batch import Batch
 from melon.stream.split import batches
 
+_FIELDS = CellConfig.__dataclass_fields__
+
 
 class WatchedCell(Cell):
     """A cell that draws its strategy's rates for the last full batch, just before that batch is learned."""
@@ -48,7 +50,8 @@ def main(folder: Path, data: Path) -> None:
     """Draw one map for each record of MeLON in the folder of a reproduction, whose streams are in `data`."""
     for path in sorted(folder.glob("*-*/*-melon.json")):
         record = read_json(path)
-        config = CellConfig(**{**record["config"]["asked"], "split": tuple(record["config"]["asked"]["split"])})
+        asked = {name: value for name, value in record["config"]["asked"].items() if name in _FIELDS}
+        config = CellConfig(**{**asked, "split": tuple(asked["split"])})
         cell = WatchedCell(load_stream(data / f"{record['dataset']['path']}.parquet"), config)
         cell.target = folder / "report" / f"heat-{path.parent.name}-{path.stem}.png"
         cell.target.parent.mkdir(parents=True, exist_ok=True)
