@@ -27,6 +27,7 @@ from melon.testing import SMALL_RECOMMENDERS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("research/**/*.md")])
+GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
 #: Lessons that build on each other; tests/test_tutorials.py runs them in order.
 IN_ORDER = sorted(DOCS.glob("tutorials/[1-5]-*.md"))
 ERRORS = [thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, Exception)]
@@ -192,7 +193,7 @@ def test_the_result_file_is_told_field_by_field(tmp_path: Path, monkeypatch: pyt
         assert f"`{name}`" in told or f"`{of_method}`" in told, f"docs/evaluation.md does not tell about {name}"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 def test_a_page_has_no_phrase_that_readers_stumble_over(page: Path) -> None:
     assert not avoided(page.read_text(encoding="utf-8"))
 

@@ -228,9 +228,7 @@ EVALUATION: Mapping[str, Any] = {
     "config": _option(Path, MODEL, "A TOML or JSON file with any of these options; the command line wins."),
     "split": _option(str, PROTOCOL, "Shares of training, validation and test, in time order. (default: {split})"),
     "batch_size": _option(int, PROTOCOL, "Interactions per mini-batch. (default: {batch_size})"),
-    "candidates": _option(
-        str, PROTOCOL, "Where candidates come from: {modes}. (default: {candidates})"
-    ),
+    "candidates": _option(str, PROTOCOL, "Where candidates come from: {modes}. (default: {candidates})"),
     "negatives": _option(int, PROTOCOL, "Candidates beside the item taken. (default: {negatives})"),
     "lists": _option(
         bool,
