@@ -90,7 +90,6 @@ RENAMED = {
     "--trials": "--budget",
     "--full-ranking": "--lists, which is on by default: no item is left out that a real list would show",
     "--fading": "--half-life",
-    "--format": "no option: files are CSV, JSON lines or Parquet; --separator, --no-header and columns say the rest",
     "--align-ties": "no option: parts and batches are cut by count",
     "--rates": "melon explain MODEL STREAM, which draws the learning rates of any batch",
     "--k-core": "--min-interactions, or prepare the stream again",
@@ -171,13 +170,14 @@ def _filled(text: str | None) -> str | None:
         return text
     from dataclasses import fields
 
+    from melon.data.raw.formats import FORMATS
     from melon.fitting.config import CellConfig
     from melon.models.registry import RECOMMENDERS
     from melon.strategies.registry import STRATEGIES
     from melon.stream.candidates import MODES
 
     shown = {field.name: _shown(field.default) for field in fields(CellConfig)}
-    names = {"recommenders": RECOMMENDERS.names(), "strategies": STRATEGIES.names(), "modes": MODES}
+    names = {"recommenders": RECOMMENDERS.names(), "strategies": STRATEGIES.names(), "modes": MODES, "formats": FORMATS}
     return text.format_map(shown | {name: ", ".join(listed) for name, listed in names.items()})
 
 
@@ -269,6 +269,7 @@ RAW: Mapping[str, Any] = {
     "user": _option(str, _FILE, "User column: its name, or its number."),
     "item": _option(str, _FILE, "Item column: its name, or its number."),
     "time": _option(str, _FILE, "Time column: its name, or its number."),
+    "format": _option(str, _FILE, "Published data by name: {formats}; it says which columns are which."),
     "separator": _option(str, _FILE, "What stands between fields: ',' ';' '|' '::' tab or another character."),
     "header": _option(
         bool,
