@@ -41,8 +41,8 @@ _TIMEOUT: dict[str, Any] = {
     "connect_timeout": 5, "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,
     "tcp_user_timeout": 5000,
 }  # fmt: skip
-#: Seconds without a sign of life after which a lease is taken from its holder.
-LEASE_S = 3.0
+#: Seconds between two signs of life of a lease's holder, without one until another may take it, and until it is over.
+_BEAT_S, LEASE_S, _OVER_S = 0.25, 1.2, 30.0
 _TYPES = {
     "INTEGER": "BIGINT",
     "REAL": "DOUBLE PRECISION",
@@ -215,13 +215,15 @@ class Postgres(Database):
 class Lease(Closing):
     """The right to be the one learner of a service, on any machine: a lock that ends with its connection.
 
-    Its holder gives signs of life. One that gives none for a few seconds (its machine hangs, or it was stopped) loses
-    it to whoever asks; what it still writes is refused, since a later epoch has begun by then.
+    A thread of its holder gives signs of life. One that gives none for a moment (its machine hangs, its network is cut
+    off, or it was stopped) loses it to whoever asks; what it still writes is refused, since a later epoch has begun.
     """
 
     def __init__(self, url: str, role: str) -> None:
         self._db = Postgres(url, "batches", "NORMAL", "")
-        self._role, self._beaten = role, 0.0
+        self._role = role
+        self._problem: LogError | None = None
+        self._ended = threading.Event()
         number = _number(f"{self._db.schema} {role}")
         if not self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0]:
             query = "SELECT holder, pid, extract(epoch FROM clock_timestamp()) - beat FROM leases WHERE role = ?"
@@ -230,14 +232,19 @@ class Lease(Closing):
                 self._db.rows("SELECT pg_terminate_backend(?::integer)", (pid,))
             self._db.close()
             raise HeldError(f"{self._db.name} has a {role} already: {holder}.", None)
-        self.beat()
+        self._sign()
+        self._thread = threading.Thread(target=self._live, name="lease", daemon=True)
+        self._thread.start()
 
-    def beat(self) -> None:
-        """Give a sign of life, twice a second; a lease whose connection has ended is lost."""
-        now = time.monotonic()
-        if now < self._beaten + 0.5:
-            return
-        self._beaten = now
+    def _live(self) -> None:
+        try:
+            while not self._ended.wait(_BEAT_S):
+                self._sign()
+        except LogError as problem:
+            self._problem = problem
+
+    def _sign(self) -> None:
+        """Give a sign of life; a lease whose connection has ended is lost."""
         self._db.rows(
             "INSERT INTO leases VALUES (?, ?, pg_backend_pid(), extract(epoch FROM clock_timestamp())) "
             "ON CONFLICT(role) DO UPDATE SET holder = excluded.holder, pid = excluded.pid, beat = excluded.beat",
@@ -246,8 +253,15 @@ class Lease(Closing):
         if not self._db.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"):
             raise HeldError(f"the connection to {self._db.name} was lost, and with it the role of {self._role}.", None)
 
+    def check(self) -> None:
+        """Raise what has ended it, if anything has."""
+        if self._problem is not None:
+            raise self._problem
+
     def close(self) -> None:
         """Let others have it."""
+        self._ended.set()
+        self._thread.join(1.0)
         self._db.close()
 
 
@@ -255,7 +269,7 @@ def is_leased(url: str, role: str) -> bool:
     """Whether the holder of a role has given a sign of life lately."""
     with Postgres(url, "batches") as db:
         query = "SELECT 1 FROM leases WHERE role = ? AND beat > extract(epoch FROM clock_timestamp()) - ?"
-        return bool(db.rows(query, (role, 10 * LEASE_S)))
+        return bool(db.rows(query, (role, _OVER_S)))
 
 
 class SharedFiles(Closing):
