@@ -80,9 +80,14 @@ class Wire:
 
     def remove(self) -> None:
         """Cut it for ever."""
-        self.cut()
-        self._loop.call_soon_threadsafe(self._server.close)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+
+        def end() -> None:
+            self._server.close()
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            self._loop.call_later(0.1, self._loop.stop)
+
+        self._loop.call_soon_threadsafe(end)
         self._thread.join(10)
 
     async def _connect(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:

@@ -156,9 +156,11 @@ class Fleet:
 
     def trouble(self, kind: str) -> None:
         """Do one thing to the fleet."""
-        victim, epoch, began = self.draws.choice(self.apis), self.epoch(), time.monotonic()
+        victim = self.draws.choice(self.apis)
         if kind.startswith("learner"):
+            wait_until(self._settled, 60)
             victim = self.leader()
+        epoch, began = self.epoch(), time.monotonic()
         match kind.rpartition(" ")[2]:
             case "killed":
                 victim.kill()
@@ -170,7 +172,7 @@ class Fleet:
                 time.sleep(max(0.0, began + 6 - time.monotonic()))
                 victim.process.send_signal(signal.SIGCONT)
             case "backends":
-                self.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'melon'")
+                self.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'melon%'")
             case "server":
                 self.server.stop("immediate")
                 time.sleep(self.draws.random())
@@ -199,6 +201,13 @@ class Fleet:
                 self._await_learner(kind, epoch, began)
                 time.sleep(max(0.0, began + 7 - time.monotonic()))
                 victim.machine.plug(in_place=True)
+
+    def _settled(self) -> bool:
+        """Whether one learner learns, and the other one has stood by for some seconds."""
+        fresh = "SELECT 1 FROM fleet_batches.leases WHERE beat > extract(epoch FROM clock_timestamp()) - 1"
+        since = "SELECT min(backend_start) < clock_timestamp() - interval '5 s' FROM pg_stat_activity"
+        old = [self.ask(f"{since} WHERE application_name LIKE '%% {host.process.pid} on %%'") for host in self.learners]
+        return bool(self.ask(fresh)) and all(rows and rows[0][0] for rows in old)
 
     def _await_learner(self, kind: str, epoch: int, began: float) -> None:
         if not kind.startswith("learner"):

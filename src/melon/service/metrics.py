@@ -43,8 +43,8 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class ServiceMetrics:
     """The metrics of one process, in a registry of their own."""
 
-    def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
+    def __init__(self, tenant: str = "") -> None:
+        registry = self.registry = _Registry(tenant)
         self.events = Counter("melon_events", "Events posted, by what became of them.", ["outcome"], registry=registry)
         self.model_offset = Gauge(
             "melon_model_offset",
@@ -107,6 +107,20 @@ class ServiceMetrics:
         """All metrics in Prometheus' text format, with values that were just read."""
         self.watched.families = families
         return generate_latest(self.registry)
+
+
+class _Registry(CollectorRegistry):
+    """Metrics with the name of the tenant whose they are, if there are tenants."""
+
+    def __init__(self, tenant: str) -> None:
+        super().__init__()
+        self._tenant = tenant
+
+    def collect(self) -> Iterator[Metric]:
+        for family in super().collect():
+            if self._tenant:
+                family.samples = [one._replace(labels={**one.labels, "tenant": self._tenant}) for one in family.samples]
+            yield family
 
 
 def counted(counter: Counter) -> float:

@@ -75,7 +75,7 @@ class Postgres(Database):
 
     def _connect(self) -> psycopg.Connection[Any]:
         try:
-            connection = psycopg.connect(self._conninfo, autocommit=True, application_name="melon", **_TIMEOUT)
+            connection = psycopg.connect(self._conninfo, autocommit=True, application_name=_name(_this()), **_TIMEOUT)
         except psycopg.Error as error:
             raise StorageError(f"{self.name} cannot be reached: {_first_line(error)}. Is the server running?") from None
         try:
@@ -226,15 +226,24 @@ class Lease(Closing):
         self._ended = threading.Event()
         number = _number(f"{self._db.schema} {role}")
         if not self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0]:
-            query = "SELECT holder, pid, extract(epoch FROM clock_timestamp()) - beat FROM leases WHERE role = ?"
-            holder, pid, age = (self._db.rows(query, (role,)) or [("another process", None, 0.0)])[0]
-            if float(age) > LEASE_S and pid is not None:
-                self._db.rows("SELECT pg_terminate_backend(?::integer)", (pid,))
-            self._db.close()
-            raise HeldError(f"{self._db.name} has a {role} already: {holder}.", None)
+            query = "SELECT holder, extract(epoch FROM clock_timestamp()) - beat FROM leases WHERE role = ?"
+            holder, age = (self._db.rows(query, (role,)) or [("another process", 0.0)])[0]
+            if float(age) <= LEASE_S or not self._taken(holder, number):
+                self._db.close()
+                raise HeldError(f"{self._db.name} has a {role} already: {holder}.", None)
         self._sign()
         self._thread = threading.Thread(target=self._live, name="lease", daemon=True)
         self._thread.start()
+
+    def _taken(self, holder: str, number: int) -> bool:
+        """Whether the lock is ours once all connections of its holder, which may be inside a transaction, are ended."""
+        its = "application_name = ? AND pid != pg_backend_pid()"
+        self._db.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {its}", (_name(holder),))
+        for _ in range(20):
+            if self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0]:
+                return True
+            time.sleep(0.02)
+        return False
 
     def _live(self) -> None:
         try:
@@ -248,7 +257,7 @@ class Lease(Closing):
         self._db.rows(
             "INSERT INTO leases VALUES (?, ?, pg_backend_pid(), extract(epoch FROM clock_timestamp())) "
             "ON CONFLICT(role) DO UPDATE SET holder = excluded.holder, pid = excluded.pid, beat = excluded.beat",
-            (self._role, f"process {os.getpid()} on {socket.gethostname()}"),
+            (self._role, _this()),
         )
         if not self._db.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"):
             raise HeldError(f"the connection to {self._db.name} was lost, and with it the role of {self._role}.", None)
@@ -395,6 +404,15 @@ def _definition(tables: str, *, unlogged: bool) -> str:
         tables = tables.replace(one, other)
     tables = tables.replace("WITHOUT ROWID", "").replace("CREATE TABLE", f"CREATE {'UNLOGGED ' * unlogged}TABLE")
     return _RESERVED.sub(r'"\1"', tables)
+
+
+def _this() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _name(process: str) -> str:
+    """How a process is called in the server's list of connections."""
+    return f"melon {process}"[:63]
 
 
 def _number(text: str) -> int:
