@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 from melon.data.raw.formats import USUAL_NAMES, first_line, plain_name
-from melon.errors import DataError, MissingExtraError, SettingsError
+from melon.errors import DataError, SettingsError
 from melon.service.config import MOST_ID_BYTES, Use
 from melon.service.gorse import feedback_id, item_profile, moment_of, text_of, user_profile
 from melon.service.ids import checked_text
@@ -135,7 +135,9 @@ def _from_query(address: str, reading: Reading) -> Iterator[Event]:
         path = path.removeprefix("/")
         place, read = f"the query of {path}", _from_sqlite(path, reading.query)
     else:
-        place, read = f"the query of {masked(address)}", _from_postgres(address, reading.query)
+        from melon.service.log.postgres import answered
+
+        place, read = f"the query of {masked(address)}", answered(address, reading.query, _AT_ONCE)
     try:
         names = next(read)
         wanted = _columns(names, reading, place)
@@ -161,26 +163,6 @@ def _from_sqlite(path: str, query: str) -> Iterator[Any]:
         yield [column[0] for column in cursor.description or ()]
         while rows := cursor.fetchmany(_AT_ONCE):
             yield rows
-
-
-def _from_postgres(address: str, query: str) -> Iterator[Any]:
-    """The same from PostgreSQL, by a cursor of the server in a transaction that reads only."""
-    try:
-        import psycopg
-        from psycopg.types.string import TextLoader
-    except ImportError:
-        raise MissingExtraError("a query of PostgreSQL", "postgres") from None
-    try:
-        with psycopg.connect(address, application_name="melon import", connect_timeout=10) as connection:
-            connection.read_only = True
-            connection.adapters.register_loader("uuid", TextLoader)
-            with connection.cursor("melon") as cursor:
-                cursor.execute(query.encode())
-                yield [column.name for column in cursor.description or ()]
-                while rows := cursor.fetchmany(_AT_ONCE):
-                    yield rows
-    except psycopg.Error as problem:
-        raise DataError(f"{masked(address)} does not answer the query: {first_line(problem)}.") from None
 
 
 def _columns(available: list[str], reading: Reading, place: str) -> dict[str, pl.Expr]:

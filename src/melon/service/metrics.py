@@ -44,7 +44,7 @@ class ServiceMetrics:
     """The metrics of one process, in a registry of their own."""
 
     def __init__(self, tenant: str = "") -> None:
-        registry = self.registry = _Registry(tenant)
+        registry = self.registry = _LabelledRegistry(tenant)
         self.events = Counter("melon_events", "Events posted, by what became of them.", ["outcome"], registry=registry)
         self.model_offset = Gauge(
             "melon_model_offset",
@@ -109,7 +109,7 @@ class ServiceMetrics:
         return generate_latest(self.registry)
 
 
-class _Registry(CollectorRegistry):
+class _LabelledRegistry(CollectorRegistry):
     """Metrics with the name of the tenant whose they are, if there are tenants."""
 
     def __init__(self, tenant: str) -> None:

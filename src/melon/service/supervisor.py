@@ -29,7 +29,7 @@ from melon.service.process import die_with, log_as_json
 
 #: Which process: the API process, `learner` or `challenger:NAME`; that of a tenant has `TENANT/` before it.
 ProcessRole = str
-Tenants = Mapping[str, ServeSettings]
+SettingsByTenant = Mapping[str, ServeSettings]
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
 _CHALLENGER = "challenger:"
@@ -131,13 +131,13 @@ class Supervisor:
 
     def __init__(
         self, settings: ServeSettings, listening: socket.socket | None, later: Collection[str] = (),
-        tenants: Tenants | None = None, roles: Collection[str] = ("learner", "api"),
+        tenants: SettingsByTenant | None = None, roles: Collection[str] = ("learner", "api"),
     ) -> None:  # fmt: skip
         """`later` names challengers that `add_challenger` starts; `roles` says what runs on this machine."""
         self._settings, self._listening, self._roles = settings, listening, roles
         self._tenants = dict(tenants or {})
         #: Whose learners there are: of the tenants, or of the service itself.
-        self._services: Tenants = self._tenants or {"": settings}
+        self._services: SettingsByTenant = self._tenants or {"": settings}
         self._challengers = {
             _role_of(tenant, f"{_CHALLENGER}{name}")
             for tenant, one in self._services.items()
@@ -261,7 +261,7 @@ class Supervisor:
         tenant, _, bare = role.rpartition("/")
         words = [sys.executable, "-m", "melon.service.supervisor", role, str(os.getpid())]
         handles = []
-        tenants: Tenants = {}
+        tenants: SettingsByTenant = {}
         if bare == "api" and self._listening is not None:
             tenants = self._tenants
             handles = [self._listening.fileno()]
@@ -286,7 +286,10 @@ class Supervisor:
 
 
 def run_role(
-    role: ProcessRole, settings: ServeSettings, listening: socket.socket | None = None, tenants: Tenants | None = None
+    role: ProcessRole,
+    settings: ServeSettings,
+    listening: socket.socket | None = None,
+    tenants: SettingsByTenant | None = None,
 ) -> None:
     """One role in this process, with compiled kernels: plain Python would drift from what other processes compute."""
     policy.require_compiled()

@@ -24,7 +24,7 @@ from melon.service.http.gate import App, AsgiScope, Gate, Quick, Receive, Send
 from melon.service.http.overview import Sharing
 from melon.service.http.protocol import patient_protocol
 from melon.service.http.shapes import EventIn
-from melon.service.http.tenants import Tenants
+from melon.service.http.tenants import TenantApps
 from melon.service.keys import Bucket, keys_of, local_token
 from melon.service.process import log_as_json
 
@@ -128,7 +128,7 @@ def run_api(
     sys.setswitchinterval(_SWITCH_S)
     gc.set_threshold(20_000, 20, 50)
     if tenants:
-        server = make_server(settings, Tenants(tenants, url, make_app))
+        server = make_server(settings, TenantApps(tenants, url, make_app))
     else:
         server = make_server(settings)
         backend: Backend = server.config.app.state.backend  # type: ignore[union-attr]

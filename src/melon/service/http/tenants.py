@@ -21,7 +21,7 @@ _AGAIN_S = 5
 _LOG = logging.getLogger("melon.service")
 
 
-class Tenants:
+class TenantApps:
     """The applications by tenant. One that cannot be opened answers 503 and is tried again; the others go on."""
 
     def __init__(

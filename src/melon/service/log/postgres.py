@@ -23,12 +23,13 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from zlib import crc32
 
-from melon.errors import DiskFullError, HeldError, LogError, MissingExtraError, SettingsError, StorageError
+from melon.errors import DataError, DiskFullError, HeldError, LogError, MissingExtraError, SettingsError, StorageError
 from melon.service.log.files import Closing, Database, Sync, masked
 
 try:
     import psycopg
     from psycopg import sql
+    from psycopg.types.string import TextLoader
 except ImportError:
     raise MissingExtraError("a log in PostgreSQL", "postgres") from None
 
@@ -279,6 +280,21 @@ def is_leased(url: str, role: str) -> bool:
     with Postgres(url, "batches") as db:
         query = "SELECT 1 FROM leases WHERE role = ? AND beat > extract(epoch FROM clock_timestamp()) - ?"
         return bool(db.rows(query, (role, _OVER_S)))
+
+
+def answered(address: str, query: str, at_once: int) -> Iterator[Any]:
+    """The names of a query's columns, then its rows in parts; by a cursor of the server, in a transaction that reads."""
+    try:
+        with psycopg.connect(address, application_name="melon import", connect_timeout=10) as connection:
+            connection.read_only = True
+            connection.adapters.register_loader("uuid", TextLoader)
+            with connection.cursor("melon") as cursor:
+                cursor.execute(query.encode())
+                yield [column.name for column in cursor.description or ()]
+                while rows := cursor.fetchmany(at_once):
+                    yield rows
+    except psycopg.Error as error:
+        raise DataError(f"{masked(address)} does not answer the query: {_first_line(error)}.") from None
 
 
 class SharedFiles(Closing):
