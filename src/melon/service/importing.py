@@ -158,7 +158,9 @@ def _from_sqlite(path: str, query: str) -> Iterator[Any]:
         raise DataError(
             f"there is no {path}; a relative path is sqlite:///FILE, an absolute one sqlite:////FOLDER/FILE."
         )
-    with contextlib.closing(sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)) as connection:
+    name = f"{Path(path).resolve().as_uri()}?mode=ro"
+    # A reading that is given up is closed by whichever thread collects it.
+    with contextlib.closing(sqlite3.connect(name, uri=True, check_same_thread=False)) as connection:
         cursor = connection.execute(query)
         yield [column[0] for column in cursor.description or ()]
         while rows := cursor.fetchmany(_AT_ONCE):

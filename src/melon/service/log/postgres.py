@@ -227,19 +227,19 @@ class Lease(Closing):
         self._ended = threading.Event()
         number = _number(f"{self._db.schema} {role}")
         if not self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0]:
-            query = "SELECT holder, extract(epoch FROM clock_timestamp()) - beat FROM leases WHERE role = ?"
-            holder, age = (self._db.rows(query, (role,)) or [("another process", 0.0)])[0]
-            if float(age) <= LEASE_S or not self._taken(holder, number):
+            query = "SELECT holder, pid, extract(epoch FROM clock_timestamp()) - beat FROM leases WHERE role = ?"
+            holder, pid, age = (self._db.rows(query, (role,)) or [("another process", 0, 0.0)])[0]
+            if float(age) <= LEASE_S or not self._taken(holder, pid, number):
                 self._db.close()
                 raise HeldError(f"{self._db.name} has a {role} already: {holder}.", None)
         self._sign()
         self._thread = threading.Thread(target=self._live, name="lease", daemon=True)
         self._thread.start()
 
-    def _taken(self, holder: str, number: int) -> bool:
-        """Whether the lock is ours once all connections of its holder, which may be inside a transaction, are ended."""
-        its = "application_name = ? AND pid != pg_backend_pid()"
-        self._db.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {its}", (_name(holder),))
+    def _taken(self, holder: str, pid: int, number: int) -> bool:
+        """Whether the lock is ours once its holder is cut off, also where it was inside a transaction."""
+        its = "pid = ? OR application_name = ? AND state LIKE 'idle in transaction%'"
+        self._db.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {its}", (pid, _name(holder)))
         for _ in range(20):
             if self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0]:
                 return True
@@ -283,7 +283,7 @@ def is_leased(url: str, role: str) -> bool:
 
 
 def answered(address: str, query: str, at_once: int) -> Iterator[Any]:
-    """The names of a query's columns, then its rows in parts; by a cursor of the server, in a transaction that reads."""
+    """The names of a query's columns, then its rows in parts, by a cursor of the server; nothing can be written."""
     try:
         with psycopg.connect(address, application_name="melon import", connect_timeout=10) as connection:
             connection.read_only = True
