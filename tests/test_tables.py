@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from melon import tables
 from melon.errors import LearningError, SettingsError
+from melon.journal import undoable
 from melon.kernels import policy
 from melon.tables import Clock, DecayFactors, Moment, Table, TableSpec, decay_factor
 from melon.types import AnyArray
@@ -205,26 +206,23 @@ class TestTakingBack:
     @given(STEPS, STEPS)
     def test_a_table_that_was_put_back_is_as_before(self, past: list, batch: list) -> None:
         clock, spec = Clock(), TableSpec("state", "user", "embedding", 3)
-        table, number, undo = Table(spec, clock=clock), 0, []
+        table, number = Table(spec, clock=clock), 0
 
-        def run(steps: list, *, record: bool) -> None:
+        def run(steps: list) -> None:
             nonlocal number
             for what, rows in steps:
                 number += 1
                 clock.now = number
                 if what == "grow":
-                    undo.extend([lambda size=table.rows: table.truncate(size)] if record else [])
                     table.grow(table.rows + len(rows), np.arange(len(rows)))
                     continue
                 chosen = np.array([row for row in rows if row < table.rows], dtype=np.int64)
-                undo.extend([table.undo_point(chosen)] if record else [])
                 table.scatter(chosen, np.full((len(chosen), 3), float(number)))
 
-        run(past, record=False)
+        run(past)
         before, size = table.state(), table.rows
-        run(batch, record=True)
-        for step in reversed(undo):
-            step()
+        with undoable(always=True):
+            run(batch)
         assert table.rows == size
         assert all(np.array_equal(held, before[part]) for part, held in table.state().items())
         assert not table.gather(np.arange(size, size + 9)).any()
@@ -246,11 +244,9 @@ class TestChanges:
         table = table_of(5)
         table.record_changes()
         table.scatter(np.array([4]), np.ones((1, 3)))
-        table.grow(6, np.arange(1))
-        undo = table.undo_point(np.array([2]))
-        table.scatter(np.array([2]), np.ones((1, 3)))
-        undo()
-        table.truncate(5)
+        with undoable(always=True):
+            table.grow(6, np.arange(1))
+            table.scatter(np.array([2]), np.ones((1, 3)))
         assert table.changed().tolist() == [4]
 
     def test_nothing_is_recorded_unless_it_is_asked_for(self) -> None:

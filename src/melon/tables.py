@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 from weakref import WeakSet
 
@@ -11,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from melon.errors import LearningError, SettingsError
+from melon.journal import Column, Columns, note, recording
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.types import AnyArray, Floats, Ints, Scores, Singles
 
 Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]
-Undo = Callable[[], None]
 _BLOCK = 65_536
 
 
@@ -111,14 +112,12 @@ class Table:
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         self.spec = spec
-        self.rows = 0
+        # Behind the rows stands at least one of zeros: an absent row is read from there.
+        self._columns = Columns(spare=1, values=Column(dtype, (spec.dim,)), touched=Column(np.int64))
         self.version = 0  # grows whenever rows are written, made or removed
         self.half_life: float | None = None
         self._clock = clock or Clock()
         self._draws = Draws(seed, f"init/{spec.name}")
-        # Rows from self.rows on are all zero: an absent row is read from there.
-        self._values: Scores = np.zeros((1, spec.dim), dtype=dtype)
-        self._touched: Ints = np.zeros(1, dtype=np.int64)
         self._changed: list[Ints] | None = None
         self._watches = WeakSet[Changes]()
         self._half_life: DecayFactors | None = None
@@ -128,6 +127,19 @@ class Table:
     def __getstate__(self) -> dict[str, object]:
         """For copies: nobody watches them yet."""
         return {**self.__dict__, "_half_life": None, "_watches": WeakSet()}
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self._columns.rows
+
+    @property
+    def _values(self) -> Scores:
+        return self._columns.arrays[0]
+
+    @property
+    def _touched(self) -> Ints:
+        return self._columns.arrays[1]
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
@@ -181,7 +193,10 @@ class Table:
 
     def scatter(self, rows: Ints, values: Scores) -> None:
         """Write distinct rows and mark them as touched now."""
-        self._require_made(rows)
+        if len(rows) and int(rows.max()) >= self.rows:
+            raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")
+        self._note_changes()
+        self._columns.touch(rows)
         self._values[rows] = values
         self._touched[rows] = self._clock.now
         self._record(rows)
@@ -206,40 +221,19 @@ class Table:
             return
         if len(keys) != rows - self.rows:
             raise SettingsError(f"table {self.spec.name!r} needs {rows - self.rows} keys to grow, got {len(keys)}.")
-        if rows + 1 > len(self._values):
-            self._reallocate(max(rows + 1, len(self._values) * 2))
-        new = slice(self.rows, rows)
+        first = self.rows
+        self._note_changes()
+        self._columns.grow(rows)
+        self._values[first:rows] = self.spec.centre
         if self.spec.std > 0:
             for start in range(0, len(keys), _BLOCK):
                 drawn = self._draws.normals(keys[start : start + _BLOCK], self.spec.dim)
-                some = slice(self.rows + start, self.rows + start + len(drawn))
+                some = slice(first + start, first + start + len(drawn))
                 self._values[some] = drawn * self.spec.std + self.spec.centre
-        else:
-            self._values[new] = self.spec.centre
-        self._touched[new] = self._clock.now
+        self._touched[first:rows] = self._clock.now
         if self._changed is not None or self._watches:
-            self._record(np.arange(self.rows, rows))
-        self.rows = rows
+            self._record(np.arange(first, rows))
         self.version += 1
-
-    def truncate(self, rows: int) -> None:
-        """Remove the rows from number `rows` on."""
-        self._values[rows : self.rows] = 0
-        self._touched[rows : self.rows] = 0
-        self.rows = min(self.rows, rows)
-        self.version += 1
-
-    def undo_point(self, rows: Ints) -> Undo:
-        """Copy distinct rows that are about to be written; the returned function puts them back."""
-        self._require_made(rows)
-        values, touched, recorded = self._values[rows], self._touched[rows], len(self._changed or ())
-
-        def undo() -> None:
-            self._values[rows], self._touched[rows] = values, touched
-            self.version += 1
-            self._forget_changes(recorded)
-
-        return undo
 
     def record_changes(self) -> None:
         """Have `changed` tell which rows are written from now on."""
@@ -261,20 +255,21 @@ class Table:
 
     def state(self) -> dict[str, AnyArray]:
         """Copies of the rows and of their last touches."""
-        return {"values": self._values[: self.rows].copy(), "touched": self._touched[: self.rows].copy()}
+        return self._columns.state()
 
     def restore(self, state: Mapping[str, AnyArray]) -> None:
         """Become what `state` described."""
-        self.rows = len(state["values"])
+        self._columns.restore(state)
         self.version += 1
-        self._values = np.zeros((self.rows + 1, self.spec.dim), dtype=self.dtype)
-        self._values[: self.rows] = state["values"]
-        self._touched = np.zeros(self.rows + 1, dtype=np.int64)
-        self._touched[: self.rows] = state["touched"]
         self._record(np.arange(self.rows))
 
-    def _forget_changes(self, recorded: int) -> None:
-        """Keep the first records of changes only."""
+    def _note_changes(self) -> None:
+        """Have this version, and the changes up to it, come back with the rows."""
+        if recording():
+            note(partial(self._take_back, len(self._changed or ())))
+
+    def _take_back(self, recorded: int) -> None:
+        self.version += 1
         if self._changed is not None:
             del self._changed[recorded:]
 
@@ -283,16 +278,6 @@ class Table:
             self._changed.append(rows)
         for watch in self._watches:
             watch.put(rows)
-
-    def _reallocate(self, capacity: int) -> None:
-        values, touched = np.zeros((capacity, self.spec.dim), dtype=self.dtype), np.zeros(capacity, dtype=np.int64)
-        values[: self.rows], touched[: self.rows] = self._values[: self.rows], self._touched[: self.rows]
-        self._values, self._touched = values, touched
-
-    def _require_made(self, rows: Ints) -> None:
-        """Refuse to write rows that do not exist."""
-        if len(rows) and int(rows.max()) >= self.rows:
-            raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")
 
 
 #: Half-lives after which the reference moment moves.

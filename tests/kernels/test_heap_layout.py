@@ -6,7 +6,6 @@ real call are laid side by side in one buffer, in random orders, and the call is
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from melon.evaluation.lists import better_and_equal
 from melon.fitting.baselines import choose_baselines
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.selection import Selection
+from melon.journal import undoable
 from melon.kernels import policy
 from melon.kernels.modules import MODULES
 from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
@@ -138,8 +138,8 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
         updater = Pairing(make, strategy).updater()
         for batch in toy_batches(log)[:12]:
             updater.score(batch.users, np.stack([batch.items, batch.items[::-1]], axis=1), int(batch.times[0]))
-            with ExitStack() as undo:
-                updater.learn_undoable(batch, undo)
+            with undoable(always=True):
+                updater.learn(batch)
             updater.learn(batch)
         for lists in ("exact", "two_stage") if isinstance(updater.recommender, Blend) else ("exact",):
             updater.recommender.settings.__dict__["lists"] = lists

@@ -1,6 +1,5 @@
 """Plain steps by compiled kernels beside the general path: the same draws, rows within rounding, taken back exactly."""
 
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from kernel_choice import choose_kernel
 from melon.errors import LearningError
+from melon.journal import undoable
 from melon.learning.updater import Updater
 from melon.models.base import Recommender
 from melon.models.blend.recommender import Blend
@@ -93,8 +93,8 @@ def test_taken_back_to_the_last_bit(
 
     for batch in batches():
         before = state(undone)
-        with ExitStack() as undo:
-            undone.learn_undoable(replace(batch, users=batch.users[::-1].copy()), undo)
+        with undoable(always=True):
+            undone.learn(replace(batch, users=batch.users[::-1].copy()))
             assert state(undone) != before
         assert state(undone) == before
         undone.recommender.restore_streaming_state(straight.recommender.streaming_state())

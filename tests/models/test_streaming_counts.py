@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melon.errors import SettingsError
+from melon.journal import undoable
 from melon.models.streaming.counts import ItemCounts
 
 RUNS = st.lists(st.lists(st.integers(0, 6), max_size=9), max_size=6)
@@ -101,9 +102,8 @@ def test_a_run_can_be_taken_back(runs: list[list[int]], more: list[int]) -> None
     for run in runs:
         counts.observe(np.array(run, dtype=np.int64))
     before, items = counts.state(), np.array(more, dtype=np.int64)
-    undo = counts.undo_point(items)
-    counts.observe(items)
-    undo()
+    with undoable(always=True):
+        counts.observe(items)
     assert {name: array.tobytes() for name, array in counts.state().items()} == {
         name: array.tobytes() for name, array in before.items()
     }
@@ -115,13 +115,12 @@ def test_the_highest_counts_are_those_of_sorted_counts(asked_before: bool, runs:
     counts, kinds = ItemCounts(HALF_LIVES), np.array([3, 0, 1])
     for run in runs:
         taken = np.array(run, dtype=np.int64)
-        undo = counts.undo_point(taken)
-        counts.observe(taken)
         if asked_before:
+            with undoable(always=True):
+                counts.observe(taken)
+                counts.most_counted(kinds, many)
             counts.most_counted(kinds, many)
-            undo()
-            counts.most_counted(kinds, many)
-            counts.observe(taken)
+        counts.observe(taken)
     items = np.arange(31)
     found, known = counts.most_counted(kinds, many), items[counts.seen(items)]
     for kind, rows in zip(kinds, np.split(found, len(kinds)), strict=True):
@@ -149,10 +148,9 @@ def test_counts_by_kind_are_the_same_however_they_were_read_before(monkeypatch: 
     for round_ in range(30):
         items = rng.integers(0, 20 + 3 * round_, int(rng.integers(1, 60)))
         if round_ % 7 == 3:
-            undo = counts.undo_point(items)
-            counts.observe(items)
-            counts.by_kind(50, np.empty((2, 50), dtype=np.float32))
-            undo()
+            with undoable(always=True):
+                counts.observe(items)
+                counts.by_kind(50, np.empty((2, 50), dtype=np.float32))
         counts.observe(items)
         n_items = int(rng.integers(10, 130))
         since = np.empty((2, n_items), dtype=np.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -32,11 +31,9 @@ class NewRows:
     writes: list[Write]
     moved: float = 0.0
 
-    def write(self, undo: ExitStack | None = None) -> None:
-        """Put them into the tables; closing `undo` puts back what was there before."""
+    def write(self) -> None:
+        """Put them into the tables."""
         for table, rows, values in self.writes:
-            if undo is not None:
-                undo.callback(table.undo_point(rows))
             table.scatter(rows, values)
 
 
@@ -70,11 +67,11 @@ class StepMaker:
 
         return GeneralStep(self._recommender, self._strategy, self._history, self._row_state, self.broken)
 
-    def of(self, batch: Batch, undo: ExitStack) -> ComputedStep | None:
+    def of(self, batch: Batch) -> ComputedStep | None:
         """The step for a batch: its negatives are drawn, and the strategy proposes; no row is written.
 
-        `undo` is given a function that takes back what a learned strategy learned on the way. None while there is
-        but one item, with nothing to compare it to, and where the recommender has nothing that a strategy updates.
+        None while there is but one item, with nothing to compare it to, and where the recommender has nothing that a
+        strategy updates.
         """
         if not self._recommender.specs:
             return None
@@ -84,11 +81,11 @@ class StepMaker:
         plain = self._plain(offered, batch) if offered.pool <= self._recommender.rows_of("item") else None
         if plain is not None:
             return plain
-        return self.propose(offered, self._offers.last(batch), batch, undo)
+        return self.propose(offered, self._offers.last(batch), batch)
 
-    def propose(self, offered: Offered, last: Offered | None, batch: Batch, undo: ExitStack) -> ComputedStep:
+    def propose(self, offered: Offered, last: Offered | None, batch: Batch) -> ComputedStep:
         """The step for interactions whose negatives are given; learned strategies look ahead from `last` first."""
-        return self._general.propose(offered, last, batch, undo)
+        return self._general.propose(offered, last, batch)
 
     def _plain(self, offered: Offered, batch: Batch) -> ComputedStep | None:
         """The step by kernels, where the recommender has them and the strategy has a rate for each gradient."""

@@ -6,19 +6,19 @@ the place of the entry with the least decayed count. Ages are counted in the use
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from melon.journal import Column, Columns, recording, rows_needed
 from melon.kernels import policy
 from melon.kernels.own_items import BESIDE, Chains
 from melon.models.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
-from melon.stream.pairs import distinct, rows_needed
+from melon.stream.pairs import distinct
 from melon.stream.saved import MOST, SavedArrays, require, saved_array
-from melon.types import AnyArray, Arrays, Floats, Ints, Singles, SmallInts
+from melon.types import Arrays, Floats, Ints, Singles
 
 #: Half-lives of a user's own counts, in events of that user.
 OWN_HALF_LIVES = (float("inf"), 50.0, 10.0)
@@ -34,27 +34,39 @@ class OwnItems:
     """Follows a stream and gives, for pairs, what the user's own past says of the item."""
 
     def __init__(self) -> None:
-        self._users = self._entries = self._known = 0
-        by_entry = _filled(0), _filled(0), _filled(0), np.zeros((0, len(_RATES)), dtype=np.float32)
-        self._chains = _chains(*(_filled(0) for _ in range(4)), *by_entry, _filled(0))
+        number = Column(np.int32)
+        self._users = Columns(heads=Column(np.int32, empty=-1), sizes=number, taken=number, repeats=number)
+        counts = Column(np.float32, (len(_RATES),))
+        self._entries = Columns(after=number, items=number, last=number, counts=counts)
+        self._items = Columns(item_repeats=number)
+
+    @property
+    def _chains(self) -> Chains:
+        return Chains(*self._users.arrays, *self._entries.arrays, *self._items.arrays, _RATES)
 
     def observe(self, users: Ints, items: Ints) -> None:
         """Let users take items, in order."""
         if len(users):
-            self._grow(rows_needed(users), self._entries + len(users), rows_needed(items))
+            self._users.touch(users)
+            self._items.touch(items)
+            if recording():
+                self._entries.before(self._entries_of(distinct(users)))
+            first = self._entries.rows
+            self._entries.make_room(first + len(users))
             events = np.ascontiguousarray(users), np.ascontiguousarray(items)
-            self._entries = policy.load("own_items").take_own(*events, self._chains, self._entries, MOST_ITEMS)
+            self._entries.grow(policy.load("own_items").take_own(*events, self._chains, first, MOST_ITEMS))
 
     def write(self, users: Ints, lines: Ints, of_items: PartnerRings, first: int, out: Singles) -> None:
         """Write the inputs of lines of items n × c, from input `first` on."""
-        with scratch(max(self._known, rows_needed(lines.reshape(-1)))) as columns:
+        with scratch(max(self._items.rows, rows_needed(lines.reshape(-1)))) as columns:
             policy.load("own_items").own_inputs(users, lines, self._chains, *_met(of_items), first, columns, out)
 
     def sizes(self, users: Ints) -> Ints:
         """How many items of each user are remembered."""
-        if not self._users:
+        known = self._users.rows
+        if not known:
             return np.zeros_like(users)
-        return np.where(users < self._users, self._chains.sizes[np.minimum(users, self._users - 1)], np.int64(0))
+        return np.where(users < known, self._chains.sizes[np.minimum(users, known - 1)], np.int64(0))
 
     def drawn(self, users: Ints, draws: Draws, events: Ints, count: int) -> Ints:
         """For each user `count` of its items, uniformly and each by itself; the draw belongs to the event.
@@ -68,14 +80,14 @@ class OwnItems:
 
     def of_user(self, user: int, of_items: PartnerRings, n_items: int) -> tuple[Ints, Singles]:
         """A user's own items, and the inputs of each."""
-        size = int(self._chains.sizes[user]) if user < self._users else 0
+        size = int(self._chains.sizes[user]) if user < self._users.rows else 0
         items, inputs = np.empty(size, dtype=np.int64), np.empty((size, len(OWN_INPUTS)), dtype=np.float32)
         found = policy.load("own_items").own_of_user(user, self._chains, *_met(of_items), n_items, items, inputs)
         return items[:found], inputs[:found]
 
     def forget_user(self, user: int) -> None:
         """Know nothing of a user any more; the entries stay empty."""
-        if user < self._users:
+        if user < self._users.rows:
             entries, own = self._entries_of(np.array([user])), self._chains
             own.item_repeats[own.items[entries]] = np.maximum(own.item_repeats[own.items[entries]] - 1, 0)
             for each in (own.items, own.last, own.counts):
@@ -83,35 +95,9 @@ class OwnItems:
             own.after[entries], own.heads[user] = -1, -1
             own.sizes[user] = own.taken[user] = own.repeats[user] = 0
 
-    def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
-        """A function that takes back the next `observe` of these interactions."""
-        users, counted, known = distinct(users[users < self._users]), self._entries, self._known
-        many, held, own = self._users, self._entries_of(users), self._chains
-        items = distinct(items[items < known])
-        by_user = [each[users] for each in _by_user(own)]
-        by_entry, repeats = [each[held] for each in _by_entry(own)], own.item_repeats[items]
-
-        def undo() -> None:
-            chains = self._chains
-            for each, values in zip(_by_user(chains), by_user, strict=True):
-                each[many : self._users] = 0
-                each[users] = values
-            chains.heads[many : self._users] = -1
-            for each, values in zip(_by_entry(chains), by_entry, strict=True):
-                each[counted : self._entries] = 0
-                each[held] = values
-            chains.item_repeats[known : self._known] = 0
-            chains.item_repeats[items] = repeats
-            self._users, self._entries, self._known = many, counted, known
-
-        return undo
-
     def state(self) -> Arrays:
         """Arrays that `restore` turns back into the same entries."""
-        own, names = self._chains, Chains._fields
-        by_user = {name: each[: self._users].copy() for name, each in zip(names[:4], _by_user(own), strict=True)}
-        by_entry = {name: each[: self._entries].copy() for name, each in zip(names[4:8], _by_entry(own), strict=True)}
-        return {**by_user, **by_entry, "item_repeats": own.item_repeats[: self._known].copy()}
+        return {**self._users.state(), **self._entries.state(), **self._items.state()}
 
     def restore(self, state: SavedArrays) -> None:
         """Become what `state` described; arrays that no entries can have are a `CheckpointError`."""
@@ -136,45 +122,15 @@ class OwnItems:
         require(bool((lengths == sizes).all()) and owned <= entries, "users' numbers of items and their entries")
         counts = saved_array(state, "counts", np.float32, (entries, len(_RATES)), least=0, most=float(MOST))
         repeats = saved_array(state, "item_repeats", np.int32, (known,), least=0)
-        self._chains = _chains(*parts, counts, repeats)
-        self._users, self._entries, self._known = users, entries, known
+        checked = dict(zip(Chains._fields, (*parts, counts, repeats), strict=False))
+        for columns in (self._users, self._entries, self._items):
+            columns.restore(checked)
 
     def _entries_of(self, users: Ints) -> Ints:
         entries = np.empty(int(self._chains.sizes[users].sum()), dtype=np.int64)
         return entries[: policy.load("own_items").own_entries(users, self._chains, entries)]
 
-    def _grow(self, users: int, entries: int, items: int) -> None:
-        own = self._chains
-        by_user = [_longer(each, users, -1 if at == 0 else 0) for at, each in enumerate(_by_user(own))]
-        by_entry = [_longer(each, entries) for each in _by_entry(own)]
-        self._chains = _chains(*by_user, *by_entry, _longer(own.item_repeats, items))
-        self._users, self._known = max(self._users, users), max(self._known, items)
-
-
-def _chains(*arrays: Any) -> Chains:
-    return Chains(*(*arrays, _RATES))
-
-
-def _by_user(own: Chains) -> list[Any]:
-    return list(own[:4])
-
-
-def _by_entry(own: Chains) -> list[Any]:
-    return list(own[4:8])
-
 
 def _met(of_items: PartnerRings) -> tuple[Ints, Ints]:
     """How often each item was taken, and of how many items that is known."""
     return of_items.storage[1], np.array([of_items.rows])
-
-
-def _filled(size: int) -> SmallInts:
-    return np.zeros(size, dtype=np.int32)
-
-
-def _longer(array: AnyArray, size: int, value: int = 0) -> AnyArray:
-    """Room for at least so many; more than that, so that growing is O(1) on average."""
-    if size <= len(array):
-        return array
-    more = np.full((max(size, 2 * len(array), 1024) - len(array), *array.shape[1:]), value, dtype=array.dtype)
-    return np.concatenate([array, more])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
+from melon.journal import Column, Columns, keep
 from melon.kernels import policy
 from melon.models.streaming.counts import ItemCounts
-from melon.stream.pairs import distinct
 from melon.stream.saved import MOST, SavedArrays, saved_array
 from melon.types import Arrays, Floats, Ints, Singles
 
@@ -26,10 +24,8 @@ class Preferences:
 
     def __init__(self, half_lives: tuple[float, float] = (300.0, 5_000.0)) -> None:
         self._rates: Floats = 1 / np.array(half_lives)
-        self._count = 0
-        self._means: Singles = np.zeros((0, len(OF_ITEMS)), dtype=np.float32)
-        #: How much each user took.
-        self._taken: Ints = np.zeros(0, dtype=np.int64)
+        #: The means of each user, and how much the user took.
+        self._users = Columns(means=Column(np.float32, (len(OF_ITEMS),)), taken=Column(np.int64))
         self._overall: Floats = np.zeros(len(OF_ITEMS) + 1)
 
     @property
@@ -41,19 +37,17 @@ class Preferences:
         """Follow a batch; `counts` are those before it."""
         if not len(users):
             return
-        self._grow(int(users.max()) + 1)
+        keep(self, "_overall")
+        self._users.touch(users)
         named, places = np.unique(items, return_inverse=True)
         seen = counts.before(named, self._rates)
         batch = np.array(users), places, *seen, self._rates, counts.events  # a log's users may be read-only
-        policy.load("profiles").follow_preferences(
-            *batch, self._means[: self._count], self._taken[: self._count], self._overall
-        )
+        policy.load("profiles").follow_preferences(*batch, *self._users.held, self._overall)
 
     def read(self, users: Ints) -> Floats:
         """Preferences of users: n × 4."""
         out = np.empty((len(users), len(OF_ITEMS)))
-        own = self._means[: self._count], self._taken[: self._count], self._overall
-        policy.load("profiles").preferences(np.ascontiguousarray(users), *own, out)
+        policy.load("profiles").preferences(np.ascontiguousarray(users), *self._users.held, self._overall, out)
         return out
 
     def write(self, users: Ints, features: Ints, first: int, out: Singles) -> None:
@@ -65,36 +59,17 @@ class Preferences:
 
     def forget_user(self, user: int) -> None:
         """Know nothing of a user any more."""
-        if user < self._count:
-            self._means[user], self._taken[user] = 0, 0
-
-    def undo_point(self, users: Ints) -> Callable[[], None]:
-        """A function that takes back the next `observe` of these users."""
-        count, held, overall = self._count, distinct(users[users < self._count]), self._overall.copy()
-        means, taken = self._means[held], self._taken[held]
-
-        def undo() -> None:
-            self._means[held], self._taken[held] = means, taken
-            self._means[count : self._count], self._taken[count : self._count] = 0, 0
-            self._count, self._overall = count, overall
-
-        return undo
+        for array in self._users.held:
+            array[user : user + 1] = 0
 
     def state(self) -> Arrays:
         """Arrays that `restore` turns back into the same preferences."""
-        means, taken = self._means[: self._count].copy(), self._taken[: self._count].copy()
-        return {"means": means, "taken": taken, "overall": self._overall.copy()}
+        return {**self._users.state(), "overall": self._overall.copy()}
 
     def restore(self, state: SavedArrays) -> None:
         """Become what `state` described; arrays that no preferences can have are a `CheckpointError`."""
         means = saved_array(state, "means", np.float32, (None, len(OF_ITEMS)), least=-_LARGEST, most=_LARGEST)
         taken = saved_array(state, "taken", np.int64, (len(means),), least=0, most=MOST)
         overall = saved_array(state, "overall", np.float64, self._overall.shape, least=0, most=float(MOST))
-        self._means, self._taken, self._overall, self._count = means, taken, overall, len(means)
-
-    def _grow(self, count: int) -> None:
-        if count > len(self._means):
-            room = max(count, 2 * len(self._means), 1024) - len(self._means)
-            self._means = np.concatenate([self._means, np.zeros((room, len(OF_ITEMS)), np.float32)])
-            self._taken = np.concatenate([self._taken, np.zeros(room, dtype=np.int64)])
-        self._count = max(self._count, count)
+        self._users.restore({"means": means, "taken": taken})
+        self._overall = overall

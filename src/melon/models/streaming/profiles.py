@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from melon.journal import Column, Columns, note
 from melon.kernels import policy
 from melon.kernels.profiles import Pairs
 from melon.models.streaming.ials import ImplicitALS
 from melon.stream.history import RING, History
 from melon.stream.pairs import distinct
 from melon.stream.saved import SavedArrays, part_of, require, saved_array
-from melon.types import Arrays, Floats, Ints, Singles
+from melon.types import Arrays, Ints, Singles
 
 #: Interactions after which a taker counts half, and what is left of an item in a user's profile when the next is taken.
 _HALF_LIFE, _DECAY = 20_000.0, 0.9
@@ -31,10 +28,9 @@ class Profiles:
 
     def __init__(self, *, seed: int = 0) -> None:
         self.rows = ImplicitALS(seed=seed)
-        self._count = 0
-        self._sums: Singles = np.zeros((0, self.rows.dim), dtype=np.float32)
-        self._weight: Floats = np.zeros(0)
-        self._last: Ints = np.zeros(0, dtype=np.int64)
+        sums = Column(np.float32, (self.rows.dim,))
+        #: The sums of takers' directions, how many takers weigh in them, and the event that took the item last.
+        self._items = Columns(takers=sums, weight=Column(np.float64), last=Column(np.int64))
         self._start_factors()
 
     def fit(self, users: Ints, items: Ints) -> None:
@@ -56,9 +52,10 @@ class Profiles:
         """Add a batch to the profiles of its items, by users' rows as they were, and solve the rows that it touches."""
         if not len(users):
             return
-        self._grow(int(items.max()) + 1)
+        note(self._start_factors)
+        self._items.touch(items)
         events = np.array(users), np.array(items), past.events  # copies, because those of a log may be read-only
-        policy.load("profiles").take(*events, 1 / _HALF_LIFE, self.rows.users.rows, *self._held(self._count))
+        policy.load("profiles").take(*events, 1 / _HALF_LIFE, self.rows.users.rows, *self._items.held)
         self.rows.observe(users, items, past)
 
     def match(self, users: Ints, items: Ints, past: History, out: Singles, first: int = 0) -> None:
@@ -72,8 +69,7 @@ class Profiles:
         kernels, users = policy.load("profiles"), np.ascontiguousarray(users)
         kernels.recent(*past.of_users.storage, past.of_users.rows, users, _DECAY, *sides, lasts, directions, profiles)
         of_users = users, np.ascontiguousarray(items), directions, profiles, lasts
-        sums, weight, last = self._held(self._count)
-        pairs = Pairs(*of_users, sides[1], sums, weight, last, rings[:known], taken[:known])
+        pairs = Pairs(*of_users, sides[1], *self._items.held, rings[:known], taken[:known])
         kernels.match(pairs, past.events, 1 / _HALF_LIFE, _DECAY, first, out)
 
     def prepare(self, n_items: int, past: History) -> Singles:
@@ -81,16 +77,16 @@ class Profiles:
 
         The rows of items change only where items are taken, so the others keep what they have.
         """
-        sides, known = self._sides, min(n_items, self.rows.items.count, self._count)
+        sides, known = self._sides, min(n_items, self.rows.items.count, self._items.rows)
+        sums, weight, last = (array[:known] for array in self._items.arrays)
         if known > len(self._factored_at):
-            self._factors = np.empty((len(self._last), len(MATCHES)), dtype=np.float32)
-            self._factored_at = np.full(len(self._last), -1)
-        left = np.exp2((past.events - self._last[:known]).astype(np.float32) * np.float32(-1 / _HALF_LIFE))
-        changed = np.flatnonzero(self._last[:known] != self._factored_at[:known])
-        policy.load("profiles").prepare(
-            sides[1], self._sums[:known], self._weight[:known], left, changed, self._factors
-        )
-        self._factored_at[changed] = self._last[changed]
+            room = len(self._items.arrays[0])
+            self._factors = np.empty((room, len(MATCHES)), dtype=np.float32)
+            self._factored_at = np.full(room, -1)
+        left = np.exp2((past.events - last).astype(np.float32) * np.float32(-1 / _HALF_LIFE))
+        changed = np.flatnonzero(last != self._factored_at[:known])
+        policy.load("profiles").prepare(sides[1], sums, weight, left, changed, self._factors)
+        self._factored_at[changed] = last[changed]
         return self._factors[:known]
 
     def match_all(self, user: Ints, factors: Singles, past: History, out: Singles, *, seen: bool = True) -> None:
@@ -103,7 +99,7 @@ class Profiles:
         direction, profile = np.zeros((2, 1, self.rows.dim), dtype=np.float32)
         kernels = policy.load("profiles")
         kernels.recent(*past.of_users.storage, past.of_users.rows, user, _DECAY, *sides, lasts, direction, profile)
-        kernels.match_all(direction[0], profile[0], sides[1], self._sums[: self._count], factors, out)
+        kernels.match_all(direction[0], profile[0], sides[1], self._items.held[0], factors, out)
         out[len(factors) :] = 0
         if not seen:
             return
@@ -117,29 +113,13 @@ class Profiles:
             self.match(user, own[None, :], past, again)
             out[own] = again[0]
 
-    def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
-        """A function that takes back the next `observe` of these interactions."""
-        count, held, undo_rows = self._count, distinct(items[items < self._count]), self.rows.undo_point(users, items)
-        before = self._sums[held], self._weight[held], self._last[held]
-
-        def undo() -> None:
-            for array, rows in zip(self._parts(), before, strict=True):
-                array[held], array[count : self._count] = rows, 0
-            self._count = count
-            self._start_factors()
-            undo_rows()
-
-        return undo
-
     def forget_user(self, user: int) -> None:
         """Take a user's row out; what others' rows and profiles have from it stays."""
         self.rows.forget_user(user)
 
     def state(self) -> Arrays:
         """Arrays that `restore` turns back into the same profiles."""
-        names = "takers", "weight", "last"
-        sums = {name: array.copy() for name, array in zip(names, self._held(self._count), strict=True)}
-        return {**{f"rows.{name}": array for name, array in self.rows.state().items()}, **sums}
+        return {**{f"rows.{name}": array for name, array in self.rows.state().items()}, **self._items.state()}
 
     def restore(self, state: SavedArrays, events: int) -> None:
         """Become what `state` described, after `events` events; else a `CheckpointError`."""
@@ -149,18 +129,5 @@ class Profiles:
         last = saved_array(state, "last", np.int64, (len(weight),), least=0, most=max(events - 1, 0))
         require(len(rows.get("items", ())) == len(weight), "takers and rows are of different items")
         self.rows.restore(rows)
-        self._sums, self._weight, self._last, self._count = sums, weight, last, len(weight)
+        self._items.restore({"takers": sums, "weight": weight, "last": last})
         self._start_factors()
-
-    def _grow(self, count: int) -> None:
-        if count > len(self._weight):
-            room = max(count, 2 * len(self._weight), 1024) - len(self._weight)
-            more: list[npt.NDArray[Any]] = [np.zeros((room, *part.shape[1:]), part.dtype) for part in self._parts()]
-            self._sums, self._weight, self._last = map(np.concatenate, zip(self._parts(), more, strict=True))
-        self._count = max(self._count, count)
-
-    def _parts(self) -> tuple[npt.NDArray[Any], ...]:
-        return self._sums, self._weight, self._last
-
-    def _held(self, count: int) -> tuple[npt.NDArray[Any], ...]:
-        return self._sums[:count], self._weight[:count], self._last[:count]
