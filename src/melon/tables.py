@@ -135,11 +135,13 @@ class Table:
 
     @property
     def _values(self) -> Scores:
-        return self._columns.arrays[0]
+        values: Scores = self._columns.arrays[0]
+        return values
 
     @property
     def _touched(self) -> Ints:
-        return self._columns.arrays[1]
+        touched: Ints = self._columns.arrays[1]
+        return touched
 
     @property
     def dtype(self) -> np.dtype[np.floating]:

@@ -54,7 +54,7 @@ class ItemCounts:
     @property
     def storage(self) -> Counts:
         """For kernels: counts as of each item's last interaction, its first and last, decay rates, now."""
-        return Counts(*self._items.arrays, self._rates, self.events)
+        return Counts._make((*self._items.arrays, self._rates, self.events))
 
     def totals(self, items: Ints) -> Floats:
         """How often each item was taken in all; one of the half-lives has to be infinite."""

@@ -41,7 +41,8 @@ class _FactorSide:
     @property
     def rows(self) -> Singles:
         """All rows so far; a view."""
-        return self._columns.held[0]
+        rows: Singles = self._columns.held[0]
+        return rows
 
     @property
     def count(self) -> int:

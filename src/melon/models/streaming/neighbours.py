@@ -90,7 +90,7 @@ class ItemNeighbours:
     @property
     def storage(self) -> Slots:
         """Zero-copy view for kernels: neighbours in slots, their counts, log₂ of the decayed ones, and now."""
-        return Slots(*self._items.arrays, self._now)
+        return Slots._make((*self._items.arrays, self._now))
 
     def add_up(self, lasts: Ints, weights: Floats, items: Ints) -> Floats:
         """For each line of candidates n × c, sums over the line's last items n × k, newest first, EMPTY where none is.

@@ -42,7 +42,7 @@ class OwnItems:
 
     @property
     def _chains(self) -> Chains:
-        return Chains(*self._users.arrays, *self._entries.arrays, *self._items.arrays, _RATES)
+        return Chains._make((*self._users.arrays, *self._entries.arrays, *self._items.arrays, _RATES))
 
     def observe(self, users: Ints, items: Ints) -> None:
         """Let users take items, in order."""

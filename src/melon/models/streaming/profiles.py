@@ -69,7 +69,8 @@ class Profiles:
         kernels, users = policy.load("profiles"), np.ascontiguousarray(users)
         kernels.recent(*past.of_users.storage, past.of_users.rows, users, _DECAY, *sides, lasts, directions, profiles)
         of_users = users, np.ascontiguousarray(items), directions, profiles, lasts
-        pairs = Pairs(*of_users, sides[1], *self._items.held, rings[:known], taken[:known])
+        takers, weight, last = self._items.held
+        pairs = Pairs(*of_users, sides[1], takers, weight, last, rings[:known], taken[:known])
         kernels.match(pairs, past.events, 1 / _HALF_LIFE, _DECAY, first, out)
 
     def prepare(self, n_items: int, past: History) -> Singles:
