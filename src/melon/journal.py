@@ -1,6 +1,6 @@
 """The undo journal: what is overwritten while it is open, so that a batch can be taken back as a whole.
 
-`undoable` opens it around a batch. Whoever writes state notes beforehand what is lost: `Columns`, which hold rows, do
+`undoable` opens it around a batch. Whoever writes state notes beforehand what is lost: `GrowingRows`, which hold rows, do
 so by themselves; others use `keep` and `note`. Where no journal is open, nothing is copied.
 """
 
@@ -62,7 +62,7 @@ def keep(owner: object, *names: str) -> None:
         note(partial(owner.__dict__.update, before))
 
 
-class Column(NamedTuple):
+class RowPart(NamedTuple):
     """The type of one column: that of its numbers, the shape of a line, and what stands where nothing was written."""
 
     dtype: npt.DTypeLike
@@ -70,13 +70,13 @@ class Column(NamedTuple):
     empty: float = 0
 
 
-class Columns:
+class GrowingRows:
     """Arrays that grow together, a line of each for every row; behind the first `rows` lines stands empty room.
 
     What is about to be written goes through `touch`, so that the open journal has it.
     """
 
-    def __init__(self, *, spare: int = 0, **columns: Column) -> None:
+    def __init__(self, *, spare: int = 0, **columns: RowPart) -> None:
         """Behind the rows stand at least `spare` empty lines."""
         self.rows, self._spare, self._columns = 0, spare, columns
         self.arrays: Any = self._empty(spare)  # a tuple, in the order of the columns

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from melon.errors import LearningError, SettingsError
-from melon.journal import Column, Columns, note, recording
+from melon.journal import GrowingRows, RowPart, note, recording
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.types import AnyArray, Floats, Ints, Scores, Singles
@@ -113,7 +113,7 @@ class Table:
     ) -> None:
         self.spec = spec
         # Behind the rows stands at least one of zeros: an absent row is read from there.
-        self._columns = Columns(spare=1, values=Column(dtype, (spec.dim,)), touched=Column(np.int64))
+        self._columns = GrowingRows(spare=1, values=RowPart(dtype, (spec.dim,)), touched=RowPart(np.int64))
         self.version = 0  # grows whenever rows are written, made or removed
         self.half_life: float | None = None
         self._clock = clock or Clock()

@@ -12,7 +12,7 @@ from melon.data.frames import interactions_from
 from melon.data.ids import IdBook
 from melon.errors import DataError, LearningError
 from melon.fitting.auto import SETTINGS
-from melon.journal import Columns
+from melon.journal import GrowingRows
 from melon.learning.deltas import state_digest
 from melon.learning.heads import HeadTeacher
 from melon.learning.model import LiveModel
@@ -216,8 +216,8 @@ STAGES = (
     (LearnedStrategy, "adapt"),
     (Table, "scatter"),
     (Table, "grow"),
-    (Columns, "touch"),
-    (Columns, "overwrites"),
+    (GrowingRows, "touch"),
+    (GrowingRows, "overwrites"),
     (History, "append"),
 )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from melon.data.interactions import Taken
-from melon.journal import Column, Columns, keep, note, recording
+from melon.journal import GrowingRows, RowPart, keep, note, recording
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys
@@ -41,7 +41,7 @@ class PartnerRings:
 
     def __init__(self) -> None:
         # Unused places stay zero, so that equal histories have equal bytes.
-        self._columns = Columns(ring=Column(np.int32, (RING,)), met=Column(np.int64))
+        self._columns = GrowingRows(ring=RowPart(np.int32, (RING,)), met=RowPart(np.int64))
 
     @property
     def rows(self) -> int:

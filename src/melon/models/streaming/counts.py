@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from melon.errors import SettingsError
-from melon.journal import Column, Columns, keep, note
+from melon.journal import GrowingRows, RowPart, keep, note
 from melon.kernels import policy
 from melon.kernels.blend_head import Counts
 from melon.stream.pairs import distinct
@@ -33,8 +33,10 @@ class ItemCounts:
                 raise SettingsError(f"half_life = {half_life!r} must be a positive number of interactions.")
         self._rates: Floats = 1 / np.array(half_lives, dtype=np.float64)
         self.events = 0
-        self._items = Columns(
-            count=Column(np.float64, (len(self._rates),)), first=Column(np.int64, empty=_NEVER), last=Column(np.int64)
+        self._items = GrowingRows(
+            count=RowPart(np.float64, (len(self._rates),)),
+            first=RowPart(np.int64, empty=_NEVER),
+            last=RowPart(np.int64),
         )
         self._lately: Ints = np.zeros(_LATELY, dtype=np.int64)
         self._by_kind: tuple[int, Singles] | None = None  # what `by_kind` gave, and when

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.journal import Column, Columns, keep
+from melon.journal import GrowingRows, RowPart, keep
 from melon.kernels import policy
 from melon.models.streaming.neighbours import scratch
 from melon.stream.draws import Draws
@@ -35,7 +35,7 @@ class _FactorSide:
 
     def __init__(self, dim: int, draws: Draws | None = None) -> None:
         self._dim, self._draws = dim, draws
-        self._columns = Columns(rows=Column(np.float32, (dim,)))
+        self._columns = GrowingRows(rows=RowPart(np.float32, (dim,)))
         self.gram: Floats = np.zeros((dim, dim))
 
     @property

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from melon.errors import SettingsError
-from melon.journal import Column, Columns, keep, recording, rows_needed
+from melon.journal import GrowingRows, RowPart, keep, recording, rows_needed
 from melon.kernels import policy
 from melon.kernels.blend_head import Slots
 from melon.kernels.neighbours import EMPTY
@@ -44,8 +44,8 @@ class ItemNeighbours:
         self.slots, self.reach, self.half_life, self.both_ways = slots, reach, half_life, both_ways
         self.events = 0
         self._reference = 0.0
-        number = Column(np.float32, (slots,))
-        self._items = Columns(ids=Column(np.int32, (slots,), EMPTY), counts=number, recent=number)
+        number = RowPart(np.float32, (slots,))
+        self._items = GrowingRows(ids=RowPart(np.int32, (slots,), EMPTY), counts=number, recent=number)
 
     @property
     def rows(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from melon.journal import Column, Columns, recording, rows_needed
+from melon.journal import GrowingRows, RowPart, recording, rows_needed
 from melon.kernels import policy
 from melon.kernels.own_items import BESIDE, Chains
 from melon.models.streaming.neighbours import scratch
@@ -34,11 +34,11 @@ class OwnItems:
     """Follows a stream and gives, for pairs, what the user's own past says of the item."""
 
     def __init__(self) -> None:
-        number = Column(np.int32)
-        self._users = Columns(heads=Column(np.int32, empty=-1), sizes=number, taken=number, repeats=number)
-        counts = Column(np.float32, (len(_RATES),))
-        self._entries = Columns(after=number, items=number, last=number, counts=counts)
-        self._items = Columns(item_repeats=number)
+        number = RowPart(np.int32)
+        self._users = GrowingRows(heads=RowPart(np.int32, empty=-1), sizes=number, taken=number, repeats=number)
+        counts = RowPart(np.float32, (len(_RATES),))
+        self._entries = GrowingRows(after=number, items=number, last=number, counts=counts)
+        self._items = GrowingRows(item_repeats=number)
 
     @property
     def _chains(self) -> Chains:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.journal import Column, Columns, keep
+from melon.journal import GrowingRows, RowPart, keep
 from melon.kernels import policy
 from melon.models.streaming.counts import ItemCounts
 from melon.stream.saved import MOST, SavedArrays, saved_array
@@ -25,7 +25,7 @@ class Preferences:
     def __init__(self, half_lives: tuple[float, float] = (300.0, 5_000.0)) -> None:
         self._rates: Floats = 1 / np.array(half_lives)
         #: The means of each user, and how much the user took.
-        self._users = Columns(means=Column(np.float32, (len(OF_ITEMS),)), taken=Column(np.int64))
+        self._users = GrowingRows(means=RowPart(np.float32, (len(OF_ITEMS),)), taken=RowPart(np.int64))
         self._overall: Floats = np.zeros(len(OF_ITEMS) + 1)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.journal import Column, Columns, note
+from melon.journal import GrowingRows, RowPart, note
 from melon.kernels import policy
 from melon.kernels.profiles import Pairs
 from melon.models.streaming.ials import ImplicitALS
@@ -28,9 +28,9 @@ class Profiles:
 
     def __init__(self, *, seed: int = 0) -> None:
         self.rows = ImplicitALS(seed=seed)
-        sums = Column(np.float32, (self.rows.dim,))
+        sums = RowPart(np.float32, (self.rows.dim,))
         #: The sums of takers' directions, how many takers weigh in them, and the event that took the item last.
-        self._items = Columns(takers=sums, weight=Column(np.float64), last=Column(np.int64))
+        self._items = GrowingRows(takers=sums, weight=RowPart(np.float64), last=RowPart(np.int64))
         self._start_factors()
 
     def fit(self, users: Ints, items: Ints) -> None:
