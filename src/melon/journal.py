@@ -1,7 +1,7 @@
 """The undo journal: what is overwritten while it is open, so that a batch can be taken back as a whole.
 
-`undoable` opens it around a batch. Whoever writes state notes beforehand what is lost: `GrowingRows`, which hold rows, do
-so by themselves; others use `keep` and `note`. Where no journal is open, nothing is copied.
+`undoable` opens it around a batch. Whoever writes state notes beforehand what is lost: `GrowingRows` do so by
+themselves, others use `keep` and `note`. Where no journal is open, nothing is copied.
 """
 
 from __future__ import annotations

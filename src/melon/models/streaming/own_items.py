@@ -1,7 +1,7 @@
 """What each user had: how often, how lately, and how much users and items tend to repeat.
 
-Each (user, item) has one entry, 24 bytes, and a user at most `MOST_ITEMS` of them: beyond that a newcomer takes
-the place of the entry with the least decayed count. Ages are counted in the user's own events.
+Each (user, item) has one entry, 20 bytes in blocks of eight, and a user at most `MOST_ITEMS` of them: beyond that a
+newcomer takes the place of the entry with the least decayed count. Ages are counted in the user's own events.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from melon.journal import GrowingRows, RowPart, recording, rows_needed
+from melon.journal import GrowingRows, RowPart, rows_needed
 from melon.kernels import policy
-from melon.kernels.own_items import BESIDE, Chains
+from melon.kernels.own_items import BESIDE, BLOCK, Chains
 from melon.models.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
-from melon.stream.pairs import distinct
 from melon.stream.saved import MOST, SavedArrays, require, saved_array
 from melon.types import Arrays, Floats, Ints, Singles
 
@@ -34,27 +33,36 @@ class OwnItems:
     """Follows a stream and gives, for pairs, what the user's own past says of the item."""
 
     def __init__(self) -> None:
-        number = RowPart(np.int32)
+        number, counts = RowPart(np.int32), RowPart(np.float32, (len(_RATES),))
         self._users = GrowingRows(heads=RowPart(np.int32, empty=-1), sizes=number, taken=number, repeats=number)
-        counts = RowPart(np.float32, (len(_RATES),))
-        self._entries = GrowingRows(after=number, items=number, last=number, counts=counts)
+        self._blocks = GrowingRows(after=number)
+        self._places = GrowingRows(items=number, last=number, counts=counts)
         self._items = GrowingRows(item_repeats=number)
 
     @property
+    def _parts(self) -> tuple[GrowingRows, ...]:
+        return self._users, self._blocks, self._places, self._items
+
+    @property
     def _chains(self) -> Chains:
-        return Chains._make((*self._users.arrays, *self._entries.arrays, *self._items.arrays, _RATES))
+        return Chains._make((*(array for part in self._parts for array in part.arrays), _RATES))
 
     def observe(self, users: Ints, items: Ints) -> None:
         """Let users take items, in order."""
-        if len(users):
-            self._users.touch(users)
-            self._items.touch(items)
-            if recording():
-                self._entries.before(self._entries_of(distinct(users)))
-            first = self._entries.rows
-            self._entries.make_room(first + len(users))
-            events = np.ascontiguousarray(users), np.ascontiguousarray(items)
-            self._entries.grow(policy.load("own_items").take_own(*events, self._chains, first, MOST_ITEMS))
+        if not len(users):
+            return
+        self._users.touch(users)
+        self._items.touch(items)
+        events, size, blocks = (np.ascontiguousarray(users), np.ascontiguousarray(items)), len(users), self._blocks.rows
+        self._blocks.make_room(blocks + size)
+        self._places.make_room((blocks + size) * BLOCK)
+        touched, counts = np.empty(size, np.int64), np.empty((size, len(_RATES)), np.float32)
+        rows = np.empty((size, 2), np.int32)
+        before = touched, rows, counts
+        blocks = policy.load("own_items").take_own(*events, self._chains, blocks, MOST_ITEMS, *before)
+        self._blocks.grow(blocks)
+        self._places.grow(blocks * BLOCK)
+        self._places.overwrites((touched,), (rows[:, 0], rows[:, 1], counts))
 
     def write(self, users: Ints, lines: Ints, of_items: PartnerRings, first: int, out: Singles) -> None:
         """Write the inputs of lines of items n × c, from input `first` on."""
@@ -87,48 +95,58 @@ class OwnItems:
 
     def forget_user(self, user: int) -> None:
         """Know nothing of a user any more; the entries stay empty."""
-        if user < self._users.rows:
-            entries, own = self._entries_of(np.array([user])), self._chains
-            own.item_repeats[own.items[entries]] = np.maximum(own.item_repeats[own.items[entries]] - 1, 0)
+        if user >= self._users.rows:
+            return
+        own, block = self._chains, int(self._chains.heads[user])
+        items = own.items[self._places_of(user)]
+        own.item_repeats[items] = np.maximum(own.item_repeats[items] - 1, 0)
+        while block >= 0:
             for each in (own.items, own.last, own.counts):
-                each[entries] = 0
-            own.after[entries], own.heads[user] = -1, -1
-            own.sizes[user] = own.taken[user] = own.repeats[user] = 0
+                each[block * BLOCK : (block + 1) * BLOCK] = 0
+            own.after[block], block = -1, int(own.after[block])
+        own.heads[user] = -1
+        own.sizes[user] = own.taken[user] = own.repeats[user] = 0
 
     def state(self) -> Arrays:
         """Arrays that `restore` turns back into the same entries."""
-        return {**self._users.state(), **self._entries.state(), **self._items.state()}
+        return {name: array for part in self._parts for name, array in part.state().items()}
 
     def restore(self, state: SavedArrays) -> None:
         """Become what `state` described; arrays that no entries can have are a `CheckpointError`."""
-        known, entries = len(saved_array(state, "item_repeats", np.int32, (None,))), len(state["items"])
+        known, blocks = len(saved_array(state, "item_repeats", np.int32, (None,))), len(state["after"])
         whole = {name: (0, np.iinfo(np.int32).max) for name in Chains._fields}
-        whole |= {"heads": (-1, entries - 1), "after": (-1, entries - 1), "items": (0, max(known - 1, 0))}
+        whole |= {"heads": (-1, blocks - 1), "after": (-1, blocks - 1), "items": (0, max(known - 1, 0))}
         whole |= {"sizes": (0, MOST_ITEMS), "taken": (0, 1 << 30)}  # room to count on
         users, parts = len(saved_array(state, "heads", np.int32, (None,))), list[Any]()
         for place, name in enumerate(Chains._fields[:7]):
             least, most = whole[name]
-            size = users if place < 4 else entries
+            size = users if place < 4 else blocks if name == "after" else blocks * BLOCK
             parts.append(saved_array(state, name, np.int32, (size,), least=least, most=most))
-        require(bool((parts[4] < np.arange(entries)).all()), "an entry of a user's items stands before an older one")
+        require(bool((parts[4] < np.arange(blocks)).all()), "a block of a user's items stands before an older one")
         heads, sizes, taken, _, after, _, last = parts
-        lengths, entry, owned = np.zeros(users, dtype=np.int64), heads, 0
-        for _ in range(MOST_ITEMS + 1):  # all users' chains, one entry further each time
-            held = np.flatnonzero(entry >= 0)
+        lengths, block, owned = np.zeros(users, dtype=np.int64), heads, 0
+        for _ in range(MOST_ITEMS // BLOCK + 1):  # all users' chains, one block further each time
+            held = np.flatnonzero(block >= 0)
             lengths[held] += 1
             owned += len(held)
-            require(bool((last[entry[held]] < taken[held]).all()), "an entry is later than its user's events")
-            entry = np.where(entry >= 0, after[entry], -1)
-        require(bool((lengths == sizes).all()) and owned <= entries, "users' numbers of items and their entries")
-        counts = saved_array(state, "counts", np.float32, (entries, len(_RATES)), least=0, most=float(MOST))
+            late = last.reshape(-1, BLOCK)[block[held]] >= taken[held, None]
+            require(not late.any(), "an entry is later than its user's events")
+            block = np.where(block >= 0, after[block], -1)
+        require(bool((lengths == -(-sizes // BLOCK)).all()) and owned <= blocks, "users' numbers of items and blocks")
+        counts = saved_array(state, "counts", np.float32, (blocks * BLOCK, len(_RATES)), least=0, most=float(MOST))
         repeats = saved_array(state, "item_repeats", np.int32, (known,), least=0)
         checked = dict(zip(Chains._fields, (*parts, counts, repeats), strict=False))
-        for columns in (self._users, self._entries, self._items):
-            columns.restore(checked)
+        for each in self._parts:
+            each.restore(checked)
 
-    def _entries_of(self, users: Ints) -> Ints:
-        entries = np.empty(int(self._chains.sizes[users].sum()), dtype=np.int64)
-        return entries[: policy.load("own_items").own_entries(users, self._chains, entries)]
+    def _places_of(self, user: int) -> Ints:
+        """The places of a user's entries."""
+        own, places = self._chains, list[Ints]()
+        block, room = int(own.heads[user]), (int(own.sizes[user]) - 1) % BLOCK + 1
+        while block >= 0:
+            places.append(np.arange(block * BLOCK, block * BLOCK + room))
+            block, room = int(own.after[block]), BLOCK
+        return np.concatenate(places) if places else np.empty(0, dtype=np.int64)
 
 
 def _met(of_items: PartnerRings) -> tuple[Ints, Ints]:
