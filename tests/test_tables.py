@@ -65,20 +65,10 @@ class TestRows:
         assert np.array_equal(everything(table), everything(table_of(3)))
         assert np.array_equal(table.gather(np.array([3])), np.zeros((1, 3)))
 
-    @given(st.integers(1, 40), st.integers(1, 7))
-    def test_blocks_are_all_rows_in_order(self, rows: int, size: int) -> None:
-        table = table_of(rows)
-        for reader in (table, table.view()):
-            blocks = list(reader.blocks(size))
-            assert np.array_equal(np.concatenate(blocks), everything(table))
-            assert all(len(block) == size for block in blocks[:-1])
-        assert np.array_equal(table.everything(), everything(table))
-
     @pytest.mark.parametrize("half_life", [None, 5.0])
     def test_an_empty_table_can_be_read(self, half_life: float | None) -> None:
         table = table_of(0, half_life=half_life)
         assert table.everything().shape == (0, 3)
-        assert list(table.blocks()) == []
 
     def test_the_dtype_is_kept(self) -> None:
         table = Table(SPEC, dtype=np.float64)
@@ -157,7 +147,6 @@ class TestDecayFactors:
         expected = plain * np.array(factors, dtype=np.float32)[:, None]
         assert np.allclose(everything(table), expected, rtol=1e-6, atol=0)
         assert np.array_equal(everything(table), table.everything())
-        assert np.array_equal(np.concatenate(list(table.blocks(3))), everything(table))
         clock.now, table.half_life = 0, None
         at = Moment(now, {SPEC.name: half_life})
         assert np.allclose(table.gather(np.arange(4), at), expected, rtol=1e-6, atol=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -78,19 +78,10 @@ class TableView:
             values *= decay[..., None]
         return values
 
-    def blocks(self, size: int | None = None) -> Iterator[Scores]:
-        """All rows in order, `size` at a time."""
-        size = size or _BLOCK
-        for start in range(0, self.rows, size):
-            some = slice(start, min(start + size, self.rows))
-            values, decay = self.storage[some], self.decay(some)
-            yield values if decay is None else values * decay[:, None]
-
     def everything(self) -> Scores:
         """All rows; a view of the storage where nothing decays."""
-        if self.half_life is None or not self.rows:
-            return self.storage[: self.rows]
-        return np.concatenate(list(self.blocks()))
+        values, decay = self.storage[: self.rows], self.decay(slice(self.rows))
+        return values if decay is None else values * decay[:, None]
 
 
 class Clock:
@@ -181,10 +172,6 @@ class Table:
     def everything(self) -> Scores:
         """All rows at the moment of learning; to be read only."""
         return self.view().everything()
-
-    def blocks(self, size: int | None = None) -> Iterator[Scores]:
-        """The same, `size` at a time."""
-        return self.view().blocks(size)
 
     def idle(self, rows: Ints) -> Ints:
         """How long ago rows were last touched, by the clock of learning; absent rows have not been idle."""
