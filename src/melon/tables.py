@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from melon.errors import LearningError, SettingsError
-from melon.journal import GrowingRows, RowPart, note, recording
+from melon.journal import GrowingRows, RowPart, note
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.types import AnyArray, Floats, Ints, Scores, Singles
@@ -78,19 +78,10 @@ class TableView:
             values *= decay[..., None]
         return values
 
-    def blocks(self, size: int | None = None) -> Iterator[Scores]:
-        """All rows in order, `size` at a time."""
-        size = size or _BLOCK
-        for start in range(0, self.rows, size):
-            some = slice(start, min(start + size, self.rows))
-            values, decay = self.storage[some], self.decay(some)
-            yield values if decay is None else values * decay[:, None]
-
     def everything(self) -> Scores:
         """All rows; a view of the storage where nothing decays."""
-        if self.half_life is None or not self.rows:
-            return self.storage[: self.rows]
-        return np.concatenate(list(self.blocks()))
+        values, decay = self.storage[: self.rows], self.decay(slice(self.rows))
+        return values if decay is None else values * decay[:, None]
 
 
 class Clock:
@@ -118,7 +109,6 @@ class Table:
         self.half_life: float | None = None
         self._clock = clock or Clock()
         self._draws = Draws(seed, f"init/{spec.name}")
-        self._changed: list[Ints] | None = None
         self._watches = WeakSet[Changes]()
         self._half_life: DecayFactors | None = None
         if spec.role == "shared":
@@ -182,10 +172,6 @@ class Table:
         """All rows at the moment of learning; to be read only."""
         return self.view().everything()
 
-    def blocks(self, size: int | None = None) -> Iterator[Scores]:
-        """The same, `size` at a time."""
-        return self.view().blocks(size)
-
     def idle(self, rows: Ints) -> Ints:
         """How long ago rows were last touched, by the clock of learning; absent rows have not been idle."""
         absent = rows >= self.rows
@@ -197,24 +183,19 @@ class Table:
         """Write distinct rows and mark them as touched now."""
         if len(rows) and int(rows.max()) >= self.rows:
             raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")
-        self._note_changes()
         self._columns.touch(rows)
         self._values[rows] = values
         self._touched[rows] = self._clock.now
         self._record(rows)
-        self.version += 1
 
     def lend(self) -> Singles:
         """The storage, for pre-training: it writes rows in place, where nothing decays."""
-        if self._changed is not None or self._watches:
-            self._record(np.arange(self.rows))
-        self.version += 1
+        self._record(np.arange(self.rows))
         return self._values
 
     def stamp(self, rows: Ints, moments: Ints) -> None:
         """Say when rows were last touched."""
         self._touched[rows] = moments
-        self.version += 1
         self._record(rows)
 
     def grow(self, rows: int, keys: Ints) -> None:
@@ -224,7 +205,6 @@ class Table:
         if len(keys) != rows - self.rows:
             raise SettingsError(f"table {self.spec.name!r} needs {rows - self.rows} keys to grow, got {len(keys)}.")
         first = self.rows
-        self._note_changes()
         self._columns.grow(rows)
         self._values[first:rows] = self.spec.centre
         if self.spec.std > 0:
@@ -233,21 +213,7 @@ class Table:
                 some = slice(first + start, first + start + len(drawn))
                 self._values[some] = drawn * self.spec.std + self.spec.centre
         self._touched[first:rows] = self._clock.now
-        if self._changed is not None or self._watches:
-            self._record(np.arange(first, rows))
-        self.version += 1
-
-    def record_changes(self) -> None:
-        """Have `changed` tell which rows are written from now on."""
-        self._changed = []
-
-    def changed(self) -> Ints:
-        """Distinct numbers of the rows written since the last call, in ascending order; see `record_changes`."""
-        if self._changed is None:
-            raise LearningError(f"table {self.spec.name!r} records no changes; call record_changes first.")
-        written, self._changed = self._changed, []
-        rows: Ints = np.unique(np.concatenate(written)) if written else np.empty(0, dtype=np.int64)
-        return rows[rows < self.rows]
+        self._record(np.arange(first, rows))
 
     def watch(self) -> Changes:
         """Which rows are written from now on, for a reader of its own; it ends when the reader drops it."""
@@ -262,24 +228,17 @@ class Table:
     def restore(self, state: Mapping[str, AnyArray]) -> None:
         """Become what `state` described."""
         self._columns.restore(state)
-        self.version += 1
         self._record(np.arange(self.rows))
 
-    def _note_changes(self) -> None:
-        """Have this version, and the changes up to it, come back with the rows."""
-        if recording():
-            note(partial(self._take_back, len(self._changed or ())))
-
-    def _take_back(self, recorded: int) -> None:
-        self.version += 1
-        if self._changed is not None:
-            del self._changed[recorded:]
-
     def _record(self, rows: Ints) -> None:
-        if self._changed is not None:
-            self._changed.append(rows)
+        """Rows have been written."""
+        self._count_version()
+        note(self._count_version)
         for watch in self._watches:
             watch.put(rows)
+
+    def _count_version(self) -> None:
+        self.version += 1
 
 
 #: Half-lives after which the reference moment moves.
@@ -307,14 +266,16 @@ def reference(now: int, half_life: float) -> tuple[int, np.float32]:
 
 
 class Changes:
-    """Rows that were written, whether or not the step was taken back after."""
+    """Rows that were written, but for those of a batch that was taken back."""
 
     def __init__(self) -> None:
         self._rows: list[Ints] = []
 
     def put(self, rows: Ints) -> None:
         """Rows that are being written."""
+        rows = rows[:]  # known again from others that are equal
         self._rows.append(rows)
+        note(partial(self._take_back, rows))
         if len(self._rows) > _MOST_RECORDS:  # nobody has asked for long
             self._rows = [np.unique(np.concatenate(self._rows))]
 
@@ -322,6 +283,14 @@ class Changes:
         """Numbers of the rows written since the last call; some may stand there several times."""
         rows, self._rows = self._rows, []
         return np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
+
+    def _take_back(self, rows: Ints) -> None:
+        """The rows are as they were before: a reader who has been told of them is told again."""
+        for place in reversed(range(len(self._rows))):
+            if self._rows[place] is rows:
+                del self._rows[place]
+                return
+        self._rows.append(rows)
 
 
 class DecayFactors:

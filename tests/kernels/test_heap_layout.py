@@ -148,7 +148,6 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
         if isinstance(updater.recommender, Blend):
             updater.recommender.inputs_of(np.arange(2), np.arange(6).reshape(2, 3), updater._context(10**6))
             updater.recommender.fit_past(log.users, log.items)
-            updater.recommender.stream.neighbours.add_up(np.array([[0, 1]]), np.ones((1, 2)), np.array([[2, 3]]))
     updater, first, *rest = Updater(BPR({"dim": 7}), RateMeLON({"passes": 2})), *toy_batches(log)[:4]
     updater.learn(first)
     meta_train_through(updater, rest, meta_training_candidates(log, 0, 5))

@@ -81,8 +81,7 @@ def test_taken_back_to_the_last_bit(
     """Newcomers, rows that decay and neighbours that give way included; what follows is as if it had never been."""
     choose_kernel(monkeypatch, "numba")
     undone, straight = (Updater(kind(options), Default({"half_life": 30.0})) for _ in range(2))
-    for table in undone.recommender.tables.values():
-        table.record_changes()
+    watches = {name: table.watch() for name, table in undone.recommender.tables.items()}
 
     def state(updater: Updater) -> dict[str, bytes]:
         """All but the memory of strategy and head, which is stored last: nothing comes after it that could fail."""
@@ -100,11 +99,11 @@ def test_taken_back_to_the_last_bit(
         undone.recommender.restore_streaming_state(straight.recommender.streaming_state())
         assert undone.learn(batch) == straight.learn(batch)
         assert state(undone) == state(straight)
-        written = {name: table.changed().tolist() for name, table in undone.recommender.tables.items()}
+        written = {name: np.unique(changes.take()).tolist() for name, changes in watches.items()}
     assert set(written["user_factors"]) >= set(batch.users.tolist())
     assert written["item_factors"] == written["item_bias"]
     undone.learn(replace(batch, first_event=undone.history.events))
-    assert undone.recommender.tables["user_factors"].changed().tolist() == np.unique(batch.users).tolist()
+    assert np.unique(watches["user_factors"].take()).tolist() == np.unique(batch.users).tolist()
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,13 @@ def test_counts_idle_time_and_age_agree_with_a_slow_twin(runs: list[list[int]]) 
     for run in runs:
         counts.observe(np.array(run, dtype=np.int64))
         events += run
-    now, items = len(events), np.arange(9)
+    now, items, since = len(events), np.arange(9), np.empty((2, 9), dtype=np.float32)
+    counts.by_kind(9, since)
     for item in items:
         moments = [at for at, each in enumerate(events) if each == item]
         slow = [sum(2.0 ** (-(now - at) / half_life) for at in moments) for half_life in HALF_LIVES]
         assert counts.read(items)[item] == pytest.approx(slow, abs=1e-12)
-        assert counts.seen(items)[item] == bool(moments)
-        assert counts.idle(items)[item] == (now - moments[-1] if moments else now)
-        assert counts.age(items)[item] == (now - moments[0] if moments else now)
+        assert since[:, item].tolist() == ([now - moments[-1], now - moments[0]] if moments else [now, now])
 
 
 @given(RUNS)
@@ -38,8 +37,6 @@ def test_a_run_counts_as_its_events_one_by_one(runs: list[list[int]]) -> None:
             single.observe(np.array([item]))
     items = np.arange(8)
     assert whole.read(items) == pytest.approx(single.read(items), rel=1e-12)
-    assert whole.idle(items).tolist() == single.idle(items).tolist()
-    assert whole.age(items).tolist() == single.age(items).tolist()
 
 
 def test_any_shape_is_read_and_unseen_items_in_between_stay_unseen() -> None:
@@ -47,10 +44,7 @@ def test_any_shape_is_read_and_unseen_items_in_between_stay_unseen() -> None:
     assert counts.read(np.zeros((2, 3), dtype=np.int64)).shape == (2, 3, 2)
     counts.observe(np.array([5]))
     items = np.array([[0, 5], [4, 99]])
-    assert counts.seen(items).tolist() == [[False, True], [False, False]]
     assert counts.read(items)[..., 0].tolist() == [[0, 2**-0.1], [0, 0]]
-    assert counts.idle(items).tolist() == [[1, 1], [1, 1]]
-    assert counts.age(items).tolist() == [[1, 1], [1, 1]]
 
 
 def test_a_state_goes_on_as_the_counts_would_bit_for_bit() -> None:
@@ -122,7 +116,7 @@ def test_the_highest_counts_are_those_of_sorted_counts(asked_before: bool, runs:
             counts.most_counted(kinds, many)
         counts.observe(taken)
     items = np.arange(31)
-    found, known = counts.most_counted(kinds, many), items[counts.seen(items)]
+    found, known = counts.most_counted(kinds, many), items[counts.read(items)[:, 3] > 0]
     for kind, rows in zip(kinds, np.split(found, len(kinds)), strict=True):
         held = counts.read(known)[:, kind]
         assert len(set(rows.tolist())) == len(rows) == min(many, len(known))
@@ -158,5 +152,3 @@ def test_counts_by_kind_are_the_same_however_they_were_read_before(monkeypatch: 
         known = min(n_items, len(counts.storage[0]))
         assert np.array_equal(table[:, :known], counts.storage[0][:known].T.astype(np.float32))
         assert not table[:, known:n_items].any()
-        everything = np.arange(n_items)
-        assert np.array_equal(since, np.stack([counts.idle(everything), counts.age(everything)]).astype(np.float32))

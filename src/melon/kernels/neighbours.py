@@ -12,7 +12,6 @@ from melon.kernels.types import (
     DOUBLES,
     FLAG,
     INT,
-    INT_TABLE,
     INTS,
     SINGLE_TABLE,
     SINGLES,
@@ -35,7 +34,6 @@ SIGNATURES: dict[str, Signature] = {
     "count_items": (DOUBLE_TABLE, INTS, INTS, DOUBLES, INTS, INT),
     "meetings": (SMALL_INT_TABLE, INTS, INT, INTS, INTS, INT, SMALL_INTS, INTS, INTS, INTS),
     "meet": (*_SLOTS, *_MEETINGS, INT, DOUBLE, DOUBLE, FLAG, SMALL_INTS, *_BEFORE),
-    "add_up": (*_SLOTS, INT_TABLE, DOUBLE_TABLE, INT_TABLE, DOUBLE, SMALL_INTS),
 }
 
 

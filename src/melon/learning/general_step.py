@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from melon.errors import LearningError
-from melon.learning.examples import Offered, RowStateTables
-from melon.learning.step import ComputedStep, NewRows, Write
+from melon.learning.step import ComputedStep, NewRows, Offered, RowStateTables, Write
 from melon.models.base import Recommender, SummedSteps
 from melon.models.evidence import Examples, RowGradient
 from melon.strategies.base import Proposal, Situation, Strategy, Surroundings

@@ -11,9 +11,8 @@ import numpy as np
 from melon.errors import CheckpointError, SettingsError
 from melon.journal import keep, undoable
 from melon.kernels import policy
-from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
-from melon.learning.step import ComputedStep, NewRows, StepMaker
+from melon.learning.step import ComputedStep, NewRows, Offered, RowStateTables, StepMaker
 from melon.models.base import Context, Recommender
 from melon.models.blend.head import HeadExamples, HeadStep
 from melon.models.catalogue import Catalogue

@@ -16,8 +16,7 @@ from melon.kernels.blend_lists import UserState
 from melon.models.streaming.counts import ItemCounts
 from melon.models.streaming.neighbours import ItemNeighbours, scratch
 from melon.models.streaming.own_items import OWN_INPUTS, OwnItems
-from melon.models.streaming.preferences import OF_ITEMS, Preferences
-from melon.models.streaming.profiles import MATCHES, Profiles
+from melon.models.streaming.profiles import MATCHES, OF_ITEMS, Preferences, Profiles
 from melon.stream.history import History
 from melon.stream.saved import SavedArrays, part_of, require
 from melon.types import Arrays, Floats, Ints, Singles, SmallInts

@@ -69,22 +69,6 @@ class ItemCounts:
             counts[~counted] = 0.0
         return counts
 
-    def seen(self, items: Ints) -> Flags:
-        """Whether each item has occurred."""
-        counted: Flags = self._moments(self.storage.first, items) != _NEVER
-        return counted
-
-    def idle(self, items: Ints) -> Ints:
-        """How many interactions ago each item was last seen; as many as there were, where it never was."""
-        return self._since(self.storage.last, items)
-
-    def age(self, items: Ints) -> Ints:
-        """How many interactions ago each item was first seen; as many as there were, where it never was.
-
-        So an item that was never seen looks like one that was taken once, long ago, and not like the latest thing.
-        """
-        return self._since(self.storage.first, items)
-
     @property
     def latest(self) -> Ints:
         """The items of the latest events that are kept at hand, in no order."""
@@ -178,17 +162,6 @@ class ItemCounts:
     def _left(self, idle: Ints) -> Floats:
         left: Floats = np.exp2(-np.asarray(idle, dtype=np.float64) * self._rates)
         return left
-
-    def _since(self, moments: Ints, items: Ints) -> Ints:
-        """By the first or the last moments; both are 0 at most for an item that was never seen."""
-        return self.events - np.maximum(self._moments(moments, items), 0)
-
-    def _moments(self, moments: Ints, items: Ints) -> Ints:
-        if not self._items.rows:
-            return np.full(items.shape, _NEVER)
-        at, counted = self._places(items)
-        when: Ints = np.take(moments, at)
-        return when if counted is None else np.where(counted, when, _NEVER)
 
     def _places(self, items: Ints) -> tuple[Ints, Flags | None]:
         """Where to read items, and which of them there are; None where that is all."""

@@ -92,17 +92,6 @@ class ItemNeighbours:
         """Zero-copy view for kernels: neighbours in slots, their counts, log₂ of the decayed ones, and now."""
         return Slots._make((*self._items.arrays, self._now))
 
-    def add_up(self, lasts: Ints, weights: Floats, items: Ints) -> Floats:
-        """For each line of candidates n × c, sums over the line's last items n × k, newest first, EMPTY where none is.
-
-        Three of them: Σ weight · meetings, Σ weight · meetings / place, Σ weight · decayed meetings; 3 × n × c.
-        """
-        candidates = np.ascontiguousarray(np.where(items < self.rows, items, self.rows))
-        lines = np.ascontiguousarray(lasts), np.ascontiguousarray(weights)
-        with scratch(self.rows + 1) as columns:
-            sums: Floats = policy.load("neighbours").add_up(*self.storage[:3], *lines, candidates, self._now, columns)
-        return sums
-
     def of(self, items: Ints) -> tuple[Ints, Floats, Floats]:
         """The neighbours of each item (n × slots, EMPTY where a slot is free), their counts, and those decayed."""
         counted = items < self.rows
