@@ -26,7 +26,7 @@ from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import batches
 from melon.tables import TableSpec
-from melon.testing.toys import toy_batches
+from melon.testing import toy_batches
 
 SPECS = {
     "rows": TableSpec("rows", "user", "embedding", 3),

@@ -33,7 +33,7 @@ from melon.strategies.parameters import preprocess
 from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import S2META_PRESETS, STRATEGIES
 from melon.strategies.s2meta import S2Meta, lstm_step
-from melon.testing.toys import toy_batch, toy_batches
+from melon.testing import toy_batch, toy_batches
 from situations import assert_close, equal, situation_of
 
 #: Few units, so that a test sees every entry.

@@ -33,9 +33,7 @@ from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import STRATEGIES
 from melon.strategies.sml import SML, SMLSettings, Transfer
-from melon.testing import SMALL_RECOMMENDERS, check_pairing
-from melon.testing.pairing import finite_after_many_batches
-from melon.testing.toys import toy_batches
+from melon.testing import SMALL_RECOMMENDERS, check_pairing, finite_after_many_batches, toy_batches
 from situations import assert_close, equal, situation_of
 
 #: A narrow network, so that a test is quick.
