@@ -48,7 +48,7 @@ def evaluate(
         bool, typer.Option("--resume", help="Go on where the same command was stopped.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
-    """Evaluate a strategy on a stream, prequentially, beside the baselines it has to beat.
+    """Evaluate a strategy on a stream: predict each batch, then learn it, beside the baselines it has to beat.
 
     Settings that are not given are chosen on the selection window: late training data and the validation part. The
     test part is not read until then.

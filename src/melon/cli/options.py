@@ -228,8 +228,8 @@ EVALUATION: Mapping[str, Any] = {
     "config": _option(Path, MODEL, "A TOML or JSON file with any of these options; the command line wins."),
     "split": _option(str, PROTOCOL, "Shares of training, validation and test, in time order. (default: {split})"),
     "batch_size": _option(int, PROTOCOL, "Interactions per mini-batch. (default: {batch_size})"),
-    "candidates": _option(str, PROTOCOL, "Where negatives come from: {modes}. (default: {candidates})"),
-    "negatives": _option(int, PROTOCOL, "Negatives beside each positive. (default: {negatives})"),
+    "candidates": _option(str, PROTOCOL, "Where candidates come from: {modes}. (default: {candidates})"),
+    "negatives": _option(int, PROTOCOL, "Candidates beside the item taken. (default: {negatives})"),
     "lists": _option(
         bool,
         PROTOCOL,
@@ -242,7 +242,7 @@ EVALUATION: Mapping[str, Any] = {
         "Beside the baselines, evaluate a model that is trained from scratch every N interactions.",
         metavar="N",
     ),
-    "seed": _option(int, PROTOCOL, "Root of all randomness. (default: {seed})"),
+    "seed": _option(int, PROTOCOL, "Seed of everything random. (default: {seed})"),
     "epochs": _option(int, CHOICE, "At most this many pre-training passes; fewer where fewer do better."),
     "budget": _option(
         int,
@@ -252,9 +252,9 @@ EVALUATION: Mapping[str, Any] = {
     "minutes": _option(
         float,
         CHOICE,
-        "Minutes of choosing, then the best so far is taken. (default: 30 with --strategy auto, else no limit)",
+        "Minutes for choosing; then the best so far is taken. (default: 30 with --strategy auto, else no limit)",
     ),
-    "threads": _option(int, MACHINE, "Threads of the arithmetic. (default: {threads})"),
+    "threads": _option(int, MACHINE, "Threads that compute. (default: {threads})"),
 }
 #: The same where nothing has to be named.
 AUTO_EVALUATION: Mapping[str, Any] = {
