@@ -316,7 +316,7 @@ def test_ctrl_c_says_how_to_resume_and_resuming_ends_the_same(stream: Path, tmp_
     assert "Traceback" not in said + rest
     assert not stopped.exists()
     (kept,) = stopped.parent.glob("*.progress")
-    assert {path.name for path in kept.iterdir()} >= {"choice-pretrain.json", "window.safetensors"}
+    assert {path.name for path in kept.iterdir()} >= {"choice-pretrain.json", "state-window.safetensors"}
 
     code, _, said = run(*asked, "--json", stopped, "--resume")
     assert code == 0, said
