@@ -115,64 +115,6 @@ def forest(name: str, compared: Mapping[str, Compared], labels: Labels, referenc
     return drawn(name, 0.75 + 0.3 * len(compared), draw)
 
 
-def cost(
-    name: str,
-    points: Mapping[str, tuple[float, float]],
-    edge: Sequence[str],
-    flat: Mapping[str, float],
-    labels: Labels,
-) -> Drawing:
-    """Accuracy against time per update; the frontier as steps, methods that cost next to nothing as lines."""
-
-    def draw(figure: Any) -> None:
-        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-        axes = figure.subplots()
-        axes.set_xscale("log")
-        times, heights = (np.array(values) for values in zip(*points.values(), strict=True))
-        span = max(float(np.ptp(heights)), 0.02)
-        near = {m: v for m, v in flat.items() if heights.min() - span <= v <= heights.max() + span}
-        low, high = min([*heights, *near.values()]), max([*heights, *near.values()])
-        axes.set_xlim(times.min() / 1.9, times.max() * 1.9)
-        axes.set_ylim(low - 0.1 * max(high - low, 0.02), high + 0.28 * max(high - low, 0.02))
-        steps = np.array([points[method] for method in edge])
-        axes.step(
-            [*steps[:, 0], axes.get_xlim()[1]], [*steps[:, 1], steps[-1, 1]], where="post", color=SOFT.light, lw=1.1
-        )
-        for method, value in near.items():
-            axes.axhline(value, color=color(method).light, linewidth=1.1, zorder=0).set_dashes(_DASHES[method])
-            place = (axes.get_xlim()[0] * 1.04, value)
-            axes.text(*place, labels[method], color=color(method).light, fontsize=7.5, va="bottom")
-        for method, (taken, value) in points.items():
-            axes.plot([taken], [value], "o", color=color(method).light, markersize=8 if method in edge else 5.5)
-        for method, lines in _stacked_labels(points, labels, axes).items():
-            offset = {"xytext": (0, 6 + 9.5 * lines), "textcoords": "offset points"}
-            axes.annotate(labels[method], points[method], ha="center", fontsize=8, **offset)
-        axes.set_xlabel("ms per online batch (median)")
-        axes.set_ylabel("HR@5")
-        axes.grid(linewidth=0.6)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-
-    return drawn(name, 2.9, draw)
-
-
-def _stacked_labels(points: Mapping[str, tuple[float, float]], labels: Labels, axes: Any) -> dict[str, int]:
-    """How many lines above its point each label stands, so that none covers another."""
-    (left, right), (low, high) = np.log(axes.get_xlim()), axes.get_ylim()
-    placed: list[tuple[float, float, float]] = []
-    heights = {}
-    for method, (taken, value) in sorted(points.items(), key=lambda point: point[1][0]):
-        x, y, half = (np.log(taken) - left) / (right - left), (value - low) / (high - low), 0.011 * len(labels[method])
-        lines = 0
-        while any(abs(x - px) < half + ph and abs(y + 0.075 * lines - py) < 0.07 for px, py, ph in placed):
-            lines += 1
-        placed.append((x, y + 0.075 * lines, half))
-        heights[method] = lines
-    return heights
-
-
 Weight = Literal["bold", "plain", "thin"]
 
 
