@@ -232,7 +232,7 @@ def test_pretrain_makes_a_model_that_can_be_loaded(stream: Path, tmp_path: Path,
     )
     assert ended.code == 0, ended.err
     assert "chosen for pre-training: epochs=" in ended.out
-    assert "w_new=2.0" in ended.out
+    assert "w_new=2" in ended.out
     assert f'melon.load("{folder}")' in ended.out
     model = melon.load(folder)
     assert (model.n_users, model.n_items, model.n_interactions) == (30, 40, 1_000)
