@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from melon.data.interactions import Interactions
 from melon.errors import CheckpointError
+from melon.journal import undoable
 from melon.stream.draws import Draws
 from melon.stream.history import NOBODY, RING, History, PartnerRings
 from melon.stream.pairs import pair_keys
@@ -147,10 +148,9 @@ class TestTheWholePast:
         again = History.from_state({name: array.copy() for name, array in history.state().items()})
         assert same_bytes(history.state(), again.state())
         before, more = history.state(), (np.array([1, 6]), np.array([3, 3]))
-        undo = history.undo_point(*more)
-        history.append(*more)
-        assert self.sampled(history, "user", 90)[6] == [3]
-        undo()
+        with undoable(always=True):
+            history.append(*more)
+            assert self.sampled(history, "user", 90)[6] == [3]
         assert same_bytes(history.state(), before)
         history.retract(1, 3)
         assert 3 not in self.sampled(history, "user", 90)[1]
@@ -239,8 +239,7 @@ class TestBoundedPairs:
     def test_forgetting_is_taken_back_with_its_batch(self) -> None:
         history, _ = self._filled(120)
         before, users = history.seen.keys().tolist(), np.repeat(np.arange(12), 40)
-        undo = history.undo_point(users, np.tile(np.arange(40), 12))
-        history.append(users, np.tile(np.arange(40), 12))
-        assert len(history.seen) <= 120
-        undo()
+        with undoable(always=True):
+            history.append(users, np.tile(np.arange(40), 12))
+            assert len(history.seen) <= 120
         assert history.seen.keys().tolist() == before
