@@ -43,7 +43,7 @@ from melon.types import AnyArray, Floats, Ints, Scores
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from melon.strategies.melon.touch_rates import Rates, TouchRates
+    from melon.strategies.melon.touch_rates import TableRates, TouchRates
 
 _RECENT = "recent"
 #: Passes with and without the role of a parameter, which has more to learn.
@@ -217,7 +217,7 @@ class StreamTrainedStrategy(Strategy):
         columns = {name: self.columns(spec, facts) for name, spec in specs.items()}
         return TouchRates(self.rates, phi, losses, columns)
 
-    def _weights(self, situation: Situation) -> dict[str, Rates]:
+    def _weights(self, situation: Situation) -> dict[str, TableRates]:
         """Rates of every table's touches."""
         import torch
 

@@ -15,12 +15,12 @@ from melon.strategies.melon.rates import KNOTS, RateParameters
 from melon.tables import TableSpec
 from melon.types import Scores
 
-Phi = Mapping[str, Tensor]
+OpenPhi = Mapping[str, Tensor]
 _TINY, _SMALL, _LIFT = 1e-8, 0.05, 0.6
 
 
 @dataclass(frozen=True)
-class Rates:
+class TableRates:
     """Rates of a table's touches: n × slots × entries (or × 1).
 
     For a shared weight they are a product: `touches` n × 1 × 1, and what its rows (n × 1 × rows), its columns
@@ -56,18 +56,20 @@ class Rates:
 class TouchRates:
     """The rate model on one batch: its losses, and what is known of each touch by table (n × slots × facts)."""
 
-    def __init__(self, model: RateParameters, phi: Phi, losses: Tensor, columns: Mapping[str, Scores]) -> None:
+    def __init__(self, model: RateParameters, phi: OpenPhi, losses: Tensor, columns: Mapping[str, Scores]) -> None:
         self._model, self._phi, self._losses, self._columns = model, phi, losses.double(), columns
 
-    def of(self, evidence: Evidence, values: Mapping[str, Tensor], specs: Mapping[str, TableSpec]) -> dict[str, Rates]:
+    def of(
+        self, evidence: Evidence, values: Mapping[str, Tensor], specs: Mapping[str, TableSpec]
+    ) -> dict[str, TableRates]:
         """Rates for the gradients of a batch on compact rows; differentiable in all of it."""
-        rates, own = dict[str, Rates](), dict[str, Tensor]()
+        rates, own = dict[str, TableRates](), dict[str, Tensor]()
         for gradient in evidence.gradients:
             name, spec = gradient.table, specs[gradient.table]
             roles = self._model.roles.of(name, self._columns[name].shape[1])
             base = touch_logs(self._columns[name], self._losses, roles, self._phi)
             if not self._model.has_role:
-                rates[name] = Rates(_capped(base[..., None]))
+                rates[name] = TableRates(_capped(base[..., None]))
             elif isinstance(gradient, FactorGradient):
                 rates[name] = self._factored(base, roles[0], gradient, values[name])
             elif isinstance(gradient, RowGradient) and spec.kind == "bias":
@@ -76,7 +78,7 @@ class TouchRates:
                 rates[name], norm = self._vectors(base, roles, gradient, values[name])
                 own.setdefault(spec.role, norm)
             else:
-                rates[name] = Rates(_capped(base[..., None]))
+                rates[name] = TableRates(_capped(base[..., None]))
         return rates
 
     def plain(self, table: str) -> Tensor:
@@ -84,7 +86,9 @@ class TouchRates:
         columns = self._columns[table]
         return _capped(touch_logs(columns, self._losses, self._model.roles.of(table, columns.shape[1]), self._phi))
 
-    def _vectors(self, base: Tensor, roles: list[int], gradient: RowGradient, values: Tensor) -> tuple[Rates, Tensor]:
+    def _vectors(
+        self, base: Tensor, roles: list[int], gradient: RowGradient, values: Tensor
+    ) -> tuple[TableRates, Tensor]:
         """Of rows, entry by entry; and nθ of each touch."""
         theta, slopes, scale = values[gradient.positions], gradient.gradient, self._scale(gradient.table)
         size, steep = _rms(theta), _rms(slopes)
@@ -93,17 +97,17 @@ class TouchRates:
         along = 3 * (unit * direction).mean(-1, keepdim=True)
         entries = torch.stack([torch.tanh(unit * direction), _log(direction), _log(unit)], dim=-1)
         norms = torch.cat([n_theta, n_slope, along], dim=-1)
-        return Rates(self._with_role(gradient.table, base, roles, entries, norms)), n_theta
+        return TableRates(self._with_role(gradient.table, base, roles, entries, norms)), n_theta
 
     def _biases(
         self, base: Tensor, roles: list[int], gradient: RowGradient, values: Tensor, own: Mapping[str, Tensor]
-    ) -> Rates:
+    ) -> TableRates:
         """Of biases, which see how large the item's own vector and the user's are."""
         theta, scale = values[gradient.positions], self._scale(gradient.table)
         sign = torch.sign(gradient.gradient.detach())
         seen = torch.stack([torch.tanh(theta * sign / scale), torch.log(theta.abs() / scale + 0.1) + 0.3], dim=-1)
         norms = torch.cat([own["item"], own["user"].expand_as(own["item"])], dim=-1)
-        return Rates(self._with_role(gradient.table, base, roles, seen, norms))
+        return TableRates(self._with_role(gradient.table, base, roles, seen, norms))
 
     def _with_role(self, table: str, base: Tensor, roles: list[int], entries: Tensor, norms: Tensor) -> Tensor:
         """Rates from the logs of touches, what is seen of entries (… × entries × inputs) and of their row."""
@@ -121,14 +125,14 @@ class TouchRates:
             logs = logs + torch.einsum("nsmh,sh->nsm", inner, phi["out"])
         return _capped(logs)
 
-    def _factored(self, base: Tensor, role: int, gradient: FactorGradient, theta: Tensor) -> Rates:
+    def _factored(self, base: Tensor, role: int, gradient: FactorGradient, theta: Tensor) -> TableRates:
         """Of a shared weight: log|g| of an outer product is a sum, of a row's part and a column's."""
         phi, scale = self._phi, self._scale(gradient.table)
         left, right = (torch.sqrt((part**2).mean(1, keepdim=True) + _TINY) for part in (gradient.left, gradient.right))
         steep = _rms(left) * _rms(right)
         _, by_slope, by_theta = phi["alpha"][role].to(theta)
         base = base.to(theta)[..., None] + phi["beta"][role, 1].to(theta) * (torch.log(steep / scale + 0.01) + 1.2)
-        return Rates(
+        return TableRates(
             _capped(base),
             torch.exp(by_slope * _log(left / _rms(left))),
             torch.exp(by_slope * _log(right / _rms(right))),
@@ -139,7 +143,7 @@ class TouchRates:
         return float(self._model.phi["scales"][self._model.scaled.index(table)])
 
 
-def touch_logs(columns: Scores, losses: Tensor, roles: list[int], phi: Phi) -> Tensor:
+def touch_logs(columns: Scores, losses: Tensor, roles: list[int], phi: OpenPhi) -> Tensor:
     """Start, facts and spline of touches (n × slots × facts): n × slots, differentiable in losses and φ."""
     weights, losses = phi["facts"][roles], losses.double()
     logs = (torch.from_numpy(columns) * weights[:, 1:]).sum(-1) + weights[:, 0]
