@@ -102,7 +102,7 @@ def models(log: Interactions) -> dict[str, LiveModel]:
         ("bpr + MeLON", "bpr", "melon"),
     ):
         settings = {"lr": 0.1, "optimizer": "sgd"} if strategy == "default" else {}
-        updater = Updater(RECOMMENDERS[kind].load()({"dim": DIM}), STRATEGIES[strategy].load()(settings))
+        updater = Updater(RECOMMENDERS[kind].load()({"dim": DIM}), STRATEGIES[strategy].make(settings))
         updater.warm_up()
         live[name] = LiveModel(updater)
         live[name].learn_events(log.users[:50_000], log.items[:50_000], batch_size=1_000)

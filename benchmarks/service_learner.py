@@ -43,7 +43,7 @@ PAIRINGS: dict[str, tuple[str, Mapping[str, Any], str]] = {
 def deployed(folder: Path, pairing: str, users: int, items: int) -> None:
     """A model that knows so many users and items."""
     recommender, settings, strategy = PAIRINGS[pairing]
-    model = LiveModel(Updater(RECOMMENDERS[recommender].load()(settings), STRATEGIES[strategy].load()()))
+    model = LiveModel(Updater(RECOMMENDERS[recommender].load()(settings), STRATEGIES[strategy].make()))
     rng = np.random.default_rng(0)
     count = max(users, items)
     observe_only(

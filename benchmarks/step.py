@@ -52,7 +52,7 @@ class Sized:
         history, past = History(), np.arange(self._events)
         for _ in range(PARTNERS):
             history.append(self._rng.permutation(past) % users, self._rng.permutation(past) % items)
-        self._updater = Updater(made, STRATEGIES[strategy].load()(settings), history)
+        self._updater = Updater(made, STRATEGIES[strategy].make(settings), history)
         self.learn()  # makes the tables of the optimiser's state
 
     def step(self) -> float:

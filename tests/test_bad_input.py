@@ -132,12 +132,10 @@ def test_raw_files_that_cannot_be_prepared(
     assert not out.exists()
 
 
-def test_raw_files_that_are_not_there_and_formats_that_do_not_exist(run: Run, tmp_path: Path) -> None:
+def test_raw_files_that_are_not_there(run: Run, tmp_path: Path) -> None:
     raw = tmp_path / "raw.csv"
     refused(run("data", "prepare", raw, "--out", tmp_path / "s.parquet"), 1, "raw.csv")
     raw.write_text("user,item,time\n1,2,3\n")
-    ended = run("data", "prepare", raw, "--out", tmp_path / "s.parquet", "--format", "movielense")
-    refused(ended, 2, "unknown format 'movielense'", "Did you mean 'movielens'", "adressa", "recbole")
     ended = run("data", "prepare", raw, "--out", tmp_path / "s.parquet", "--time-unit", "weeks")
     refused(ended, 2, "weeks", "ms")
     refused(run("data", "prepare", raw, "--out", tmp_path / "s.csv"), 2, "must end in .parquet")

@@ -22,8 +22,6 @@ from melon.strategies.melon.stream import MeLON
 from melon.strategies.metasgd import MetaSGD
 from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
-from melon.strategies.s2meta import S2Meta
-from melon.strategies.sml import SML
 from melon.stream.history import History
 from melon.tables import TableSpec
 from melon.testing import (
@@ -142,9 +140,13 @@ OTHER_SETTINGS: dict[str, tuple[Callable[..., Strategy], set[str], str]] = {
         set(),
         "ncf",
     ),
-    "s2meta meta-trained": (partial(S2Meta, {"form": "stream", "lr": 0.05, "forgetting": False}), set(), "ncf"),
-    "sml meta-trained": (partial(SML, {"form": "stream", "lr": 0.05, "width": 8}), set(), "ncf"),
-    "mwnet meta-trained": (partial(MWNet, {"form": "stream", "lr": 0.05}), {_EXPLAIN}, "bpr"),
+    "s2meta meta-trained": (
+        partial(STRATEGIES["s2meta"].make, {"form": "stream", "lr": 0.05, "forgetting": False}),
+        set(),
+        "ncf",
+    ),
+    "sml meta-trained": (partial(STRATEGIES["sml"].make, {"form": "stream", "lr": 0.05, "width": 8}), set(), "ncf"),
+    "mwnet meta-trained": (partial(STRATEGIES["mwnet"].make, {"form": "stream", "lr": 0.05}), {_EXPLAIN}, "bpr"),
     "melon": (partial(MeLON, {"lr": 0.05}), {_EXPLAIN}, "blend"),
 }
 

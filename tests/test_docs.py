@@ -14,7 +14,6 @@ from commands import Run
 from documentation import commands, expanded
 from melon import errors
 from melon.cli import app
-from melon.data.raw.formats import FORMATS
 from melon.learning.pretrain import PretrainSettings
 from melon.models.losses import LOSSES
 from melon.models.registry import RECOMMENDERS
@@ -26,7 +25,7 @@ from melon.testing import SMALL_RECOMMENDERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("research/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("research/**/*.md")])
 #: Lessons that build on each other; tests/test_tutorials.py runs them in order.
 IN_ORDER = sorted(DOCS.glob("tutorials/[1-5]-*.md"))
 ERRORS = [thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, Exception)]
@@ -78,7 +77,7 @@ def test_every_command_says_what_it_does(name: str) -> None:
 
 def test_commands_in_the_docs_exist() -> None:
     groups = {name.rpartition(" ")[0] for name in COMMANDS} - {"melon"}
-    for page in (ROOT / "README.md", *(each for each in DOCS.rglob("*.md") if each.parent.name != "adr")):
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(melon [^`]*)`", text)
@@ -106,7 +105,6 @@ def undocumented(entry: Entry, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        *((name, "formats.md") for name in FORMATS),
         *((name, "evaluation.md") for name in MODES),
         *((name, "recommenders.md") for name in (*LOSSES, *PretrainSettings.model_fields)),
         *((each.__name__, "errors.md") for each in ERRORS),
@@ -138,6 +136,15 @@ def test_the_walks_of_the_design_name_what_there_is() -> None:
         text = "".join(file.read_text(encoding="utf-8") for file in files)
         for name in re.split(r"[., ]+", names):
             assert re.search(rf"^ *(?:def|class) {name}\b", text, re.M), f"docs/design.md: no {names} in {path}"
+
+
+def test_cited_sections_of_methods_and_decisions_exist() -> None:
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    for page in ("methods.md", "decisions.md"):
+        headings = set(re.findall(r"^#+ ([\d.]*\d)\.? ", text_of(page), re.MULTILINE))
+        for file in files:
+            cited = re.findall(rf"docs/{page} (\d+(?:\.\d+)*)", file.read_text(encoding="utf-8"))
+            assert set(cited) <= headings, f"{file.name} cites docs/{page} {sorted(set(cited) - headings)}"
 
 
 def test_make_targets_in_the_docs_exist() -> None:

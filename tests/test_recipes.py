@@ -1,8 +1,7 @@
-"""The recipes of CONTRIBUTING.md that no other test follows: a metric, a file format, a route."""
+"""The recipes of CONTRIBUTING.md that no other test follows: a metric, a route."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from fastapi import APIRouter, Request
@@ -10,9 +9,6 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from documentation import http_reference
-from melon.data.files import load_stream
-from melon.data.prepare import prepare
-from melon.data.raw.formats import _FIXED, FORMATS, Format, Variant, _table
 from melon.service.http import items
 from melon.service.http.errors import answers
 from melon.service.http.recommendations import ItemPath
@@ -42,24 +38,6 @@ assert result.compare("popularity", "MRR@7").p_value <= 1
 def test_a_metric_is_one_line() -> None:
     done = subprocess.run([sys.executable, "-c", _METRIC], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_file_format_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fields = ("user", "timestamp", "artist_id", "artist", "track_id", "item")
-    lastfm = Format(
-        "lastfm",
-        "Last.fm listens: tab-separated, without a header",
-        "user, time, artist id, artist, track id, track",
-        (Variant("delimited", "\t", fields, _FIXED, quote=None),),
-        (_table("its lines have six fields", lambda sample: len(sample.fields) == 6 and "T" in sample.fields[1]),),
-    )
-    monkeypatch.setitem(FORMATS, "lastfm", lastfm)
-    lines = [f"user_{n % 3}\t2009-05-04T23:{n:02}:57Z\ta\tDeep Dish\tb\tsong {n % 5}" for n in range(20)]
-    (tmp_path / "listens.tsv").write_text("\n".join([*lines, "user_1\tbroken"]), encoding="utf-8")
-    report = prepare(tmp_path / "listens.tsv", out=tmp_path / "stream.parquet")
-    assert report.interactions == 20
-    assert report.bad_rows == 1
-    assert set(load_stream(tmp_path / "stream.parquet").user_ids) == {"user_0", "user_1", "user_2"}
 
 
 def test_a_route_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,11 +29,11 @@ def test_an_entry_leads_to_a_class_of_its_name(registry: Registry, entry: Entry)
 
 @EACH
 def test_presets_and_every_point_of_the_space_are_valid_settings(registry: Registry, entry: Entry) -> None:
-    make = entry.load()
+    make = entry.make
     assert "default" in entry.presets
     for name in entry.presets:
         make(entry.preset(name))
-    spaces = [(entry.space, {}), *((space, {"form": form}) for form, space in entry.forms.items())]
+    spaces = [(entry.space, {}), *((other.space, {"form": form}) for form, other in entry.forms.items())]
     for space, form in spaces:
         for start in space.starts:
             make({**form, **start})
@@ -174,4 +174,4 @@ def test_a_published_preset_leaves_nothing_to_a_search(name: str) -> None:
     for preset in {"paper", "code"} & set(entry.presets):
         settings = entry.preset(preset)
         assert space_of(name, settings).axes.keys() - {"half_life"} <= settings.keys(), preset
-        assert entry.load()(settings) is not None
+        assert entry.make(settings) is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import melon
+from melon.service.config import ServeSettings
 from melon.service.http.app import bare_app
 from melon.strategies.registry import STRATEGIES
 from test_docs import COMMANDS
@@ -63,6 +64,8 @@ def test_the_reference_is_whole(site: Path) -> None:
     assert all(name in cli for name in options - {"--help"})
     http = (site / "api.html").read_text(encoding="utf-8")
     assert all(path in http for path in bare_app().openapi()["paths"])
+    service = (site / "service.html").read_text(encoding="utf-8")
+    assert all(f"<code>{name}</code>" in service for name in ServeSettings.model_fields)
     python = (site / "python.html").read_text(encoding="utf-8")
     assert all(f'id="melon.{name}"' in python for name in ("Melon", "Melon.fit", "Client", "evaluate", "load"))
     names = set(re.findall(r'id="melon\.(\w+)"', python))

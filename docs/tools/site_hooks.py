@@ -16,10 +16,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import command_line
 import http_api
+import serve_settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-GENERATED = {"commands": command_line.reference, "routes": http_api.reference}
+GENERATED = {"commands": command_line.reference, "routes": http_api.reference, "settings": serve_settings.reference}
 _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _LINK = re.compile(r"(\[[^\]]*\])\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

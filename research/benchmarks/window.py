@@ -97,7 +97,7 @@ def later(whole: Interactions, stream: str, recommender: str, seed: int) -> tupl
         return f"{selection.judged(selection.at_window(name, settings, early, again)):.4f}"
 
     def on_last_part(name: str, settings: Plain, start: PretrainedState) -> str:
-        strategy = STRATEGIES[name].load()(settings, seed=seed)
+        strategy = STRATEGIES[name].make(settings, seed=seed)
         meta_training = selection.train_meta_model(strategy, early, parts.train_stop)
         known = log.head(parts.train_stop) if start is late else selection.before_window
         updater = deploy(strategy, start, known, meta_training)

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from melon.evaluation.labels import label, recommender_label
-from melon.evaluation.table import ResultTable, TableCell, marks, number
+from melon.evaluation.table import Mark, ResultTable, TableCell, marks, number
 from melon.lab.comparisons import (
     REFERENCE,
     Bench,
@@ -23,18 +23,16 @@ from melon.lab.comparisons import (
     Estimate,
     MethodComparison,
     PairedTests,
-    batch_sizes,
     curve,
     estimates,
     milliseconds,
-    on_top,
-    slope,
     table_of,
 )
-from melon.lab.page import Block, Card, Cards, Document, Part, Section
+from melon.lab.page import Block, Bullets, Document, Fold, Part, Section
 from melon.lab.report import estimate_cell, milliseconds_text, report_folders, where
 from melon.progress import counted, say
 from melon.strategies.registry import STRATEGIES
+from melon.types import Flags, Floats, Ints
 from published import (
     ABLATION,
     CATEGORIES,
@@ -257,6 +255,67 @@ def _absent(claim: str, why: str = "no comparison has melon") -> ClaimResult:
     return ClaimResult(claim, "not decided", why)
 
 
+def batch_sizes(comparison: MethodComparison) -> Ints:
+    """How many events of each batch the headline is about."""
+    sizes: Ints = np.bincount(comparison.batches[comparison.judged], minlength=len(comparison.first["batches"]))
+    return sizes
+
+
+def on_top(curves: Mapping[str, Floats]) -> dict[str, float]:
+    """The share of batches on which each is best; a batch that is tied counts for each of them in equal parts."""
+    values = np.array(list(curves.values()))
+    if not values.size:
+        return {}
+    complete: Flags = ~np.isnan(values).any(0)
+    values = values[:, complete]
+    if not values.shape[1]:
+        return {}
+    best = np.isclose(values, values.max(0), rtol=0, atol=1e-12)
+    shares = (best / best.sum(0)).mean(1)
+    return dict(zip(curves, map(float, shares), strict=True))
+
+
+#: Fewer batches than this show no trend.
+_FEWEST_BATCHES = 20
+
+
+@dataclass(frozen=True)
+class Slope:
+    """How a gap changes over 100 batches, with its 95 % interval from the residuals (Student's t)."""
+
+    per_100: float
+    low: float
+    high: float
+
+
+def slope(gap: Floats, weights: Ints) -> Slope | None:
+    """A straight line through the gap, batches weighted by their size; too few batches have none."""
+    known = ~np.isnan(gap) & (weights > 0)
+    n = int(known.sum())
+    if n < _FEWEST_BATCHES:
+        return None
+    x, y = np.flatnonzero(known).astype(np.float64), gap[known]
+    w = weights[known] / weights[known].mean()
+    x_mean, y_mean = float(np.average(x, weights=w)), float(np.average(y, weights=w))
+    spread = float((w * (x - x_mean) ** 2).sum())
+    rise = float((w * (x - x_mean) * (y - y_mean)).sum()) / spread
+    residuals = y - y_mean - rise * (x - x_mean)
+    error = float(np.sqrt((w * residuals**2).sum() / (n - 2) / spread))
+    half = t_quantile(n - 2) * error
+    return Slope(100 * rise, 100 * (rise - half), 100 * (rise + half))
+
+
+def t_quantile(degrees: int) -> float:
+    """Student's t at 97.5 %, by the expansion of Cornish and Fisher: within 0.1 % from 18 degrees of freedom on."""
+    first, second = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
+    return _Z + first / degrees + second / degrees**2
+
+
+#: The quantile of the normal distribution that leaves 2.5 % above it.
+_Z = 1.959963984540054
+
+
+_MARKS: Mapping[ClaimOutcome, Mark] = {"held": "good", "not held": "bad", "not decided": "open"}
 PAPER = "the MeLON paper (AAAI 2022)"
 _STREAM = (
     "MeLON and its halves run here in our form, which is meta-trained through a stream. The paper's form is a network "
@@ -284,9 +343,12 @@ def paper_report(document: Document, bench: Bench, tests: PairedTests) -> Docume
 
 def claims(bench: Bench, tests: PairedTests) -> Section:
     """The paper's claims, each judged by our numbers."""
-    cards = [Card(v.outcome, v.claim, v.number, v.lines) for v in claim_results(bench, tests)]
+    found = claim_results(bench, tests)
+    rows = [[TableCell(v.claim), TableCell(v.outcome, _MARKS[v.outcome]), TableCell(v.number)] for v in found]
+    table = ResultTable(["claim", "outcome", "by"], rows, left=3)
+    details = [Fold(v.claim, [Bullets(v.lines)]) for v in found if v.lines]
     lead = f"What {PAPER} claims, judged on these streams by the rules of this report. {which_form(bench)}"
-    return Section("claims", "The paper's claims", lead, [Cards(cards)])
+    return Section("claims", "The paper's claims", lead, [table, *details])
 
 
 def which_form(bench: Bench) -> str:

@@ -52,7 +52,6 @@ def evaluate(
     batch_size: int | None = None,
     candidates: str | None = None,
     negatives: int | None = None,
-    align_ties: bool | None = None,
     lists: bool | None = None,
     retrain_every: int | None = None,
     threads: int | None = None,
@@ -78,7 +77,6 @@ def evaluate(
         pretrain: "shared" or "own": whether the strategy trains its own recommender.
         batch_size: interactions in a mini-batch.
         candidates: where negatives come from: "catalogue", "full-log" or "known"; `negatives` says how many.
-        align_ties: whether parts and batches are cut only where the time changes.
         lists: whether to rank by lists of the whole catalogue, too; by default yes.
         retrain_every: also evaluate a model that is trained from scratch every `retrain_every` interactions.
         threads: threads of the arithmetic.
@@ -156,7 +154,7 @@ class _ClassEntry(Entry):
 
     factory: Any = None
 
-    def load(self) -> Any:
+    def load(self, form: object = None) -> Any:
         return self.factory
 
 

@@ -40,6 +40,14 @@ class Space:
 
 
 @dataclass(frozen=True)
+class Form:
+    """Another class behind a name, with a search space of its own."""
+
+    target: str
+    space: Space = field(default_factory=Space)
+
+
+@dataclass(frozen=True)
 class Entry:
     """One thing that can be chosen by name."""
 
@@ -57,37 +65,36 @@ class Entry:
     label: str = ""
     #: Its colour in figures as hexadecimal RGB, on a light and on a dark page; without one it gets a spare colour.
     color: tuple[str, str] | None = None
-    #: The class where PyTorch is missing, if some form does without it.
-    without_torch: str = ""
-    #: Search spaces of its other forms, by the value of the setting `form`.
-    forms: Mapping[str, Space] = field(default_factory=lambda: MappingProxyType({}))
+    #: Its other forms, by the value of the setting `form`.
+    forms: Mapping[str, Form] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         for value in self.color or ():
             if not re.fullmatch("#[0-9a-f]{6}", value):
                 raise SettingsError(f"color {value!r} of {self.name!r} must look like '#1f7a4d'.")
 
-    def load(self) -> Any:
-        """The class itself."""
+    def load(self, form: object = None) -> Any:
+        """The class itself, or that of another form."""
+        module, _, attribute = self.forms.get(str(form), self).target.partition(":")
         try:
-            return _loaded(self.target)
+            return getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "torch":
                 raise
-            if self.without_torch:
-                return _loaded(self.without_torch)
-            raise MissingExtraError(f"{self.label or self.name} (named {self.name!r})", "torch") from None
+            without = [f"preset {name}" for name, preset in self.presets.items() if preset.get("form") == "stream"]
+            hint = f" ({', '.join(without)} does without)" if without and form is None else ""
+            raise MissingExtraError(f"{self.label or self.name} (named {self.name!r}){hint}", "torch") from None
+
+    def make(self, settings: Mapping[str, Any] | None = None, **arguments: Any) -> Any:
+        """One with these settings; their `form` chooses the class."""
+        given = settings or {}
+        return self.load(given.get("form"))(given, **arguments)
 
     def preset(self, name: str) -> SearchPoint:
         """The settings of a preset."""
         if name not in self.presets:
             raise unknown_name(f"preset of {self.name}", name, self.presets)
         return self.presets[name]
-
-
-def _loaded(target: str) -> Any:
-    module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)
 
 
 class Registry:

@@ -347,18 +347,6 @@ def test_lists(flips: Interactions, small: MakeConfig) -> None:
     assert without.record["metrics"] == result.record["metrics"]
 
 
-def test_align_ties(small: MakeConfig) -> None:
-    rng = np.random.default_rng(3)
-    log = Interactions.from_ids(rng.integers(0, 20, 1_000), rng.integers(0, 30, 1_000), np.arange(1_000) // 17)
-    cell = Cell(log, small(align_ties=True))
-    for cut in (cell.parts.train_stop, cell.parts.validation_stop):
-        assert log.times[cut] != log.times[cut - 1]
-    record = cell.run().record
-    assert record["protocol"]["align_ties"] is True
-    assert sum(batch["n"] for batch in record["batches"]) == 1_000 - cell.parts.validation_stop
-    assert record["batches"][0]["n"] != 64
-
-
 def test_own_pretraining_leaves_the_baselines_as_they_are(
     eals: CellResult, flips: Interactions, small: MakeConfig
 ) -> None:

@@ -28,7 +28,7 @@ def require_settled(path: Path) -> None:
     settings = {**entry.preset(config.preset), **config.settings}
     assert space_of(config.strategy, settings).axes.keys() <= config.fixed.keys()
     assert config.pretrain_settings.keys() == {"l2", "epochs"}
-    entry.load()(settings)
+    entry.make(settings)
     text = path.read_text(encoding="utf-8")
     stream = path.stem.partition("-")[0]
     assert re.search(rf"^# {stream}: [\d,]+ interactions, sha256 [0-9a-f]{{64}}$", text, re.MULTILINE)

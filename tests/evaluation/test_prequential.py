@@ -74,7 +74,7 @@ def updater(log: Interactions, recommender: str, strategy: str, settings: dict[s
     history = History()
     history.append(log.users[:START], log.items[:START])
     return Updater(
-        RECOMMENDERS[recommender].load()(SMALL[recommender], seed=2), STRATEGIES[strategy].load()(settings), history
+        RECOMMENDERS[recommender].load()(SMALL[recommender], seed=2), STRATEGIES[strategy].make(settings), history
     )
 
 
@@ -135,15 +135,6 @@ def test_batches_stay_inside_their_part_and_the_last_may_be_short() -> None:
     ]
     first = list(prequential(Spy(), changing_log(), Candidates(changing_log(), count=COUNT), 7, 30, batch_size=20))
     assert [(point.start, point.stop) for point in first] == [(7, 27), (27, 30)]
-
-
-def test_with_aligned_ties_no_moment_is_cut_in_two() -> None:
-    log = changing_log()
-    points = list(run(log, Spy(), align_ties=True))
-    cuts = [point.start for point in points[1:]]
-    assert any(point.stop - point.start != 64 for point in points[:-1])
-    assert all(log.times[cut] != log.times[cut - 1] for cut in cuts)
-    assert points[-1].stop == len(log)
 
 
 def test_ranks_and_loss_agree_with_the_candidates() -> None:

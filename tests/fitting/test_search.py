@@ -66,7 +66,7 @@ def test_every_strategy_gets_the_same_number_of_trials(entry: Any) -> None:
     assert len(search(entry.space, 8, judge).trials) == len(asked) == 8
     for point in asked:
         assert point.keys() == entry.space.axes.keys()
-        entry.load()(point)
+        entry.make(point)
 
 
 def test_every_start_is_tried_first() -> None:

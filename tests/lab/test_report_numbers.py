@@ -8,15 +8,11 @@ import pytest
 from melon.evaluation.table import ResultTable, podium
 from melon.lab.comparisons import (
     PairedTests,
-    batch_sizes,
     curve,
     estimate,
     frontier,
     milliseconds,
-    on_top,
-    slope,
     split_by,
-    t_quantile,
     table_of,
     trailing_mean,
     trailing_width,
@@ -89,7 +85,6 @@ def test_the_curve_is_ndcg_per_batch(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path)
     assert curve(comparison, "melon") == pytest.approx([(1 + 0.5) / 2, 0.5, 1 / np.log2(3)])
     assert curve(comparison, "frozen") == pytest.approx([0, 0, 0])
-    assert batch_sizes(comparison).tolist() == [2, 2, 1]
 
 
 def test_a_batch_of_repeats_alone_is_a_gap(tmp_path: Path) -> None:
@@ -111,49 +106,6 @@ def test_trailing_mean() -> None:
     values = np.array([1.0, np.nan, 3.0, 5.0])
     assert trailing_mean(values, 2) == pytest.approx([1.0, 1.0, 3.0, 4.0])
     assert [trailing_width(n) for n in (5, 80, 1_000)] == [3, 10, 20]
-
-
-def test_a_tied_batch_counts_for_each_in_part() -> None:
-    curves = {
-        "a": np.array([1.0, 0.5, 0.2, np.nan]),
-        "b": np.array([0.5, 0.5, 0.1, 1.0]),
-        "c": np.array([0.1, 0.5, 0.4, 1.0]),
-    }
-    shares = on_top(curves)
-    assert shares == pytest.approx({"a": (1 + 1 / 3) / 3, "b": (1 / 3) / 3, "c": (1 + 1 / 3) / 3})
-    assert sum(shares.values()) == pytest.approx(1)
-    assert on_top({}) == {}
-
-
-def test_the_slope_of_a_straight_line() -> None:
-    found = slope(0.1 + 0.002 * np.arange(20), np.full(20, 256))
-    assert found is not None
-    assert found.per_100 == pytest.approx(0.2)
-    assert found.low == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize(("degrees", "quantile"), [(18, 2.1009), (30, 2.0423), (200, 1.9719)])
-def test_few_batches_have_the_wider_interval_of_student(degrees: int, quantile: float) -> None:
-    assert t_quantile(degrees) == pytest.approx(quantile, rel=0.002)
-
-
-def test_the_slope_is_that_of_weighted_least_squares() -> None:
-    rng = np.random.default_rng(0)
-    gap, weights = rng.normal(size=24), rng.integers(1, 100, size=24)
-    found = slope(gap, weights)
-    x = np.stack([np.ones(24), np.arange(24)], axis=1)
-    w = np.diag(weights / weights.mean())
-    beta = np.linalg.solve(x.T @ w @ x, x.T @ w @ gap)
-    residuals = gap - x @ beta
-    error = np.sqrt(np.linalg.inv(x.T @ w @ x)[1, 1] * (residuals @ w @ residuals) / 22)
-    assert found is not None
-    assert found.per_100 == pytest.approx(100 * beta[1])
-    assert found.high - found.per_100 == pytest.approx(100 * t_quantile(22) * error)
-
-
-def test_few_batches_have_no_slope() -> None:
-    assert slope(np.arange(6) / 10, np.ones(6, dtype=int)) is None
-    assert slope(np.full(30, np.nan), np.ones(30, dtype=int)) is None
 
 
 def test_the_frontier_is_what_nothing_cheaper_beats() -> None:

@@ -159,7 +159,7 @@ class TestConfigs:
         from melon.data.prepare import prepare
 
         write(tmp_path / "raw.csv", amazon_2014(events(6)))
-        prepare(tmp_path / "raw.csv", out=tmp_path / "data" / "yelp.parquet", format="amazon")
+        prepare(tmp_path / "raw.csv", out=tmp_path / "data" / "yelp.parquet", user="1", item="2", time="4")
         return tmp_path / "data"
 
     @pytest.fixture

@@ -31,7 +31,7 @@ USERS = [f"u{n}" for n in range(60)]
 
 def make(name: str) -> LiveModel:
     recommender, settings, strategy, more = PAIRINGS[name]
-    return LiveModel(Updater(recommender(settings), STRATEGIES[strategy].load()(more)))
+    return LiveModel(Updater(recommender(settings), STRATEGIES[strategy].make(more)))
 
 
 def stream(count: int, seed: int = 3) -> tuple[list[str], list[str], Any]:

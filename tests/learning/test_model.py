@@ -43,7 +43,7 @@ def events(count: int, *, seed: int = 0, start: int = 0, users: int = 20, items:
 
 def make(recommender: str = "bpr", strategy: str = "default", **settings: Any) -> LiveModel:
     kind, options = RECOMMENDERS[recommender]
-    return LiveModel(Updater(kind(options), STRATEGIES[strategy].load()(settings)))
+    return LiveModel(Updater(kind(options), STRATEGIES[strategy].make(settings)))
 
 
 def learn(model: LiveModel, log: list[Event], **options: Any) -> list[float]:
@@ -329,7 +329,7 @@ class TestBatchesThatFail:
                 self.counts = state["counts"].copy()
 
         recommender = Counting({"dim": 4})
-        model = LiveModel(Updater(recommender, STRATEGIES["default"].load()({})))
+        model = LiveModel(Updater(recommender, STRATEGIES["default"].make({})))
         learn(model, events(30))
         before = recommender.counts.copy()
         with monkeypatch.context() as patched:

@@ -33,7 +33,7 @@ def ncf() -> NCF:
 
 
 def made(name: str, **settings: Any) -> UnrolledStrategy:
-    strategy = STRATEGIES[name].load()({"form": "stream", "lr": 0.2, **SMALL[name], **settings}, seed=1)
+    strategy = STRATEGIES[name].make({"form": "stream", "lr": 0.2, **SMALL[name], **settings}, seed=1)
     assert isinstance(strategy, UnrolledStrategy)
     return strategy
 

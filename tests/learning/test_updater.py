@@ -1,4 +1,4 @@
-"""The updater (docs/methods.md 7.1 to 7.6) with Default and eALS on both recommenders."""
+"""The updater (docs/methods.md 7) with Default and eALS on both recommenders."""
 
 from dataclasses import replace
 from typing import Any

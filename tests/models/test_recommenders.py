@@ -95,7 +95,7 @@ class TestByHand:
 
     @pytest.mark.parametrize("sign", [200.0, -200.0])
     def test_losses_and_gradients_are_finite_far_out(self, sign: float) -> None:
-        """docs/methods.md 3.1 test 5."""
+        """The loss is finite at s = −200 and its gradient at s = ±200."""
         recommender = BPR({"dim": 1}).differentiable()
         values = {
             "user_factors": torch.tensor([[1.0]]),

@@ -8,12 +8,16 @@ import pytest
 
 from claims import (
     affordable,
+    batch_sizes,
     both_paces,
     claim_results,
     claims,
     consistent_gains,
+    on_top,
     paper_report,
     quick_adaptation,
+    slope,
+    t_quantile,
     together,
     two_directions,
 )
@@ -125,6 +129,54 @@ class TestQuickAdaptation:
         found = quick_adaptation([comparison_of(tmp_path)])
         assert found.outcome == "not decided"
         assert "too few" in found.lines[0]
+
+
+def test_batches_are_weighted_by_their_events(tmp_path: Path) -> None:
+    write_run(tmp_path, rank=[1, 3, 50, 1, 2], batch=2)
+    assert batch_sizes(comparison_of(tmp_path)).tolist() == [2, 2, 1]
+
+
+def test_a_tied_batch_counts_for_each_in_part() -> None:
+    curves = {
+        "a": np.array([1.0, 0.5, 0.2, np.nan]),
+        "b": np.array([0.5, 0.5, 0.1, 1.0]),
+        "c": np.array([0.1, 0.5, 0.4, 1.0]),
+    }
+    shares = on_top(curves)
+    assert shares == pytest.approx({"a": (1 + 1 / 3) / 3, "b": (1 / 3) / 3, "c": (1 + 1 / 3) / 3})
+    assert sum(shares.values()) == pytest.approx(1)
+    assert on_top({}) == {}
+
+
+def test_the_slope_of_a_straight_line() -> None:
+    found = slope(0.1 + 0.002 * np.arange(20), np.full(20, 256))
+    assert found is not None
+    assert found.per_100 == pytest.approx(0.2)
+    assert found.low == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("degrees", "quantile"), [(18, 2.1009), (30, 2.0423), (200, 1.9719)])
+def test_few_batches_have_the_wider_interval_of_student(degrees: int, quantile: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(quantile, rel=0.002)
+
+
+def test_the_slope_is_that_of_weighted_least_squares() -> None:
+    rng = np.random.default_rng(0)
+    gap, weights = rng.normal(size=24), rng.integers(1, 100, size=24)
+    found = slope(gap, weights)
+    x = np.stack([np.ones(24), np.arange(24)], axis=1)
+    w = np.diag(weights / weights.mean())
+    beta = np.linalg.solve(x.T @ w @ x, x.T @ w @ gap)
+    residuals = gap - x @ beta
+    error = np.sqrt(np.linalg.inv(x.T @ w @ x)[1, 1] * (residuals @ w @ residuals) / 22)
+    assert found is not None
+    assert found.per_100 == pytest.approx(100 * beta[1])
+    assert found.high - found.per_100 == pytest.approx(100 * t_quantile(22) * error)
+
+
+def test_few_batches_have_no_slope() -> None:
+    assert slope(np.arange(6) / 10, np.ones(6, dtype=int)) is None
+    assert slope(np.full(30, np.nan), np.ones(30, dtype=int)) is None
 
 
 class TestBothPaces:

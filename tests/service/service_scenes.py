@@ -57,7 +57,7 @@ def stream(count: int, seed: int = 3, start: int = 0) -> list[Event]:
 def saved_model(folder: Path, pairing: str = "bpr default", events: int = 150) -> Path:
     """A model that has learned a little, on disk."""
     recommender, options, strategy, settings = PAIRINGS[pairing]
-    model = LiveModel(Updater(recommender(options), STRATEGIES[strategy].load()(settings)))
+    model = LiveModel(Updater(recommender(options), STRATEGIES[strategy].make(settings)))
     past = stream(events, seed=11)
     model.learn_events([e.user for e in past], [e.item for e in past], [int(e.time or 0) for e in past], batch_size=32)
     model.save(folder, {})

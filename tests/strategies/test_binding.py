@@ -10,7 +10,7 @@ from melon.strategies.registry import STRATEGIES
 
 @pytest.mark.parametrize(("name", "form"), [("melon", None), ("melon", "paper"), ("metasgd", None), ("sml", None)])
 def test_a_strategy_that_was_bound_refuses_other_tables(name: str, form: str | None) -> None:
-    strategy = STRATEGIES[name].load()({} if form is None else {"form": form})
+    strategy = STRATEGIES[name].make({} if form is None else {"form": form})
     Updater(recommender_of("bpr"), strategy)
     Updater(recommender_of("bpr"), strategy)
     with pytest.raises(SettingsError, match="make a new one for this recommender"):

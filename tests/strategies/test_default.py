@@ -59,7 +59,7 @@ BATCH_ITEMS = [[1, 2], [2, 1], [4, 5], [1, 4], [1, 7]]
 class TestSGD:
     @pytest.mark.parametrize(("reduction", "rate"), [("sum", 0.1), ("mean", 0.1 / 5)])
     def test_equals_the_closed_form_of_bpr(self, reduction: str, rate: float) -> None:
-        """3.1 test 1, with plain loops over docs/methods.md 2.1."""
+        """The closed form, with plain loops over docs/methods.md 2.1."""
         recommender = model("bpr")
         now = situation(recommender, BATCH_USERS, BATCH_ITEMS)
         proposed = Default({"lr": 0.1, "reduction": reduction}).propose(now).values
@@ -81,7 +81,7 @@ class TestSGD:
     @KINDS
     @pytest.mark.parametrize("loss", ["bpr", "squared"])
     def test_a_batch_is_the_sum_of_its_interactions(self, kind: str, loss: str) -> None:
-        """3.1 test 2: all single steps are computed at the same Θ."""
+        """All single steps are computed at the same Θ."""
         recommender = model(kind, loss)
         strategy = Default({"lr": 0.05, "shared_reduction": "sum"})
         together = strategy.propose(situation(recommender, BATCH_USERS, BATCH_ITEMS)).values
@@ -110,7 +110,7 @@ class TestSGD:
 
     @KINDS
     def test_the_user_bias_never_moves_without_decay(self, kind: str) -> None:
-        """3.1 test 3."""
+        """The user's bias never changes without decay."""
         recommender = model(kind)
         before = values_of(recommender)["user_bias"]
         updater = Updater(recommender, Default({"lr": 0.3}))
@@ -204,7 +204,7 @@ class TestAdam:
 
 @KINDS
 class TestUntouchedRows:
-    """3.1 test 4."""
+    """Untouched rows keep their bytes, but for dense Adam with decay."""
 
     def untouched(self, kind: str, settings: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """All rows of users and items that no batch touches, before and after."""
@@ -259,7 +259,7 @@ def test_rarely_touched_rows_decay_as_the_facts_say() -> None:
 @KINDS
 @pytest.mark.parametrize("optimizer", ["sgd", "adam_lazy"])
 def test_the_learning_rate_matrix_is_constant(kind: str, optimizer: str) -> None:
-    """3.1 test 6: η/n (mean) or η (sum), n × slots."""
+    """η/n (mean) or η (sum), n × slots."""
     recommender = model(kind)
     now = situation(recommender, BATCH_USERS, BATCH_ITEMS)
     slots = {"bpr": 3 + 2 * 3 + 2, "ncf": 2 * (3 + 2 * 3) + 2}[kind]

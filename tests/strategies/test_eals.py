@@ -73,7 +73,7 @@ def test_with_adam_from_the_first_step_a_weight_is_nothing(kind: str, factor: fl
 
 @pytest.mark.parametrize("kind", ["bpr", pytest.param("ncf", marks=pytest.mark.slow)])
 def test_with_moments_carried_from_weight_one_the_first_steps_are_larger(kind: str) -> None:
-    """3.2 test 4, and 3.0.7: a weight of 4 enlarges the first ten steps several times."""
+    """A weight of 4 enlarges the first ten steps several times."""
     settings = {"optimizer": "adam_lazy", "reduction": "mean", "lr": 0.002}
     past, now = batches(210)[:200], batches(210)[200:]
     moved = {}

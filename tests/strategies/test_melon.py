@@ -1,4 +1,4 @@
-"""MeLON and its ablations (docs/methods.md 4.8, 4.11, 7): equivalences, families, leaks, odd input, state."""
+"""MeLON and its ablations (docs/methods.md 4.8, 7): equivalences, families, leaks, odd input, state."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,7 +51,7 @@ def numerical_rank(matrix: Tensor) -> int:
 
 @EVERY_KIND
 class TestDegenerate:
-    """4.11, test 2: with f ≡ 1 and w ≡ η it is plain SGD."""
+    """With f ≡ 1 and w ≡ η it is plain SGD."""
 
     @pytest.mark.parametrize("forgetting", [True, slow(False)])
     @EVERY_NAME
@@ -86,7 +86,7 @@ class TestDegenerate:
 
 @EVERY_KIND
 class TestFamilies:
-    """1.3, 4.8 and 4.11, test 4; always on the raw rates, before the mask."""
+    """Families (1.3, 4.8), always on the raw rates, before the mask."""
 
     def rates(self, kind: str, name: str, **settings: Any) -> tuple[Updater, Batch, LearningRates]:
         past, batch = past_and_batch()
@@ -177,7 +177,7 @@ class TestFamilies:
 
 @EVERY_KIND
 class TestOnlyWhatIsTouched:
-    """4.11, test 5."""
+    """Untouched rows keep their bytes; with `keep_prelim` rows of the last interactions change, too."""
 
     @EVERY_NAME
     def test_other_rows_keep_their_bytes(self, kind: str, name: str) -> None:
@@ -226,7 +226,7 @@ class TestOnlyWhatIsTouched:
 
 
 class TestTime:
-    """4.11, test 6: neither the future nor the batch's own edges are seen."""
+    """Neither the future nor the batch's own edges are seen."""
 
     @EVERY_NAME
     @EVERY_KIND

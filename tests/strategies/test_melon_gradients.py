@@ -1,4 +1,4 @@
-"""The meta-gradient (docs/methods.md 3.0.4, 4.11): against central differences, in chunks, without unreachable rows."""
+"""The meta-gradient (docs/methods.md 3.0.4): against central differences, in chunks, without unreachable rows."""
 
 from typing import Any
 

@@ -74,7 +74,7 @@ class TestHeads:
             assert bool(((found > 0) & (found < 1)).all())
 
     def test_the_affine_path_is_the_explicit_layer_and_head(self) -> None:
-        """4.11, test 9: Linear(4→20) without activation, then the head, on [h_x ; h_{x,m}]."""
+        """Linear(4→20) without activation, then the head, on [h_x ; h_{x,m}]."""
         pairs, phi = pair_model("code")
         generator = torch.Generator().manual_seed(0)
         theta, gradient = (torch.randn(3, 7, generator=generator, dtype=DTYPE) for _ in range(2))

@@ -76,7 +76,7 @@ def rates_in(strategy: MetaSGD, situation: Situation) -> dict[str, Tensor]:
 
 @EVERY_KIND
 class TestConstantRates:
-    """3.4 test 1, and 7.8: where rates do not move it is Default."""
+    """Where rates do not move it is Default."""
 
     @EVERY_SHARE
     def test_summed_it_is_sgd_to_the_bit(self, kind: str, share: str) -> None:
@@ -108,7 +108,7 @@ class TestConstantRates:
 
     @EVERY_SHARE
     def test_rates_of_zero_change_nothing(self, kind: str, share: str) -> None:
-        """3.4 test 6."""
+        """α = 0 leaves Θ unchanged."""
         updater = updater_of(kind, made(share=share, alpha_init=0.0, alpha_param="raw", meta_lr=0.0), toy_batches()[:3])
         untouched = updater_of(kind, made(share=share, meta_lr=0.0))
         for batch in toy_batches()[:3]:
@@ -129,7 +129,7 @@ class TestConstantRates:
 
 @EVERY_KIND
 class TestMetaGradient:
-    """3.4 test 2."""
+    """The meta-gradient equals finite differences."""
 
     @pytest.mark.parametrize("reduction", ["sum", "row_mean", "mean"])
     @pytest.mark.parametrize("param", [slow("raw"), "softplus"])
@@ -194,7 +194,7 @@ def stored(updater: Updater, key: str = "alpha") -> dict[str, Tensor]:
 @EVERY_KIND
 @pytest.mark.parametrize("share", BY_ROW)
 class TestLazyRates:
-    """3.4 test 3."""
+    """Rows outside both batches keep α to the bit."""
 
     USERS, ITEMS = np.array([0, 1, 2, 3]), np.array([[0, 1], [2, 3], [4, 5], [0, 6]])
     LAST = Offered(np.array([1, 2, 7, 8]), np.array([[3, 9], [4, 10], [0, 11], [12, 13]]))
@@ -340,7 +340,7 @@ class TestShares:
     def test_the_matrix_is_constant_along_a_parameter_and_explains_the_step(
         self, kind: str, share: str, reduction: str
     ) -> None:
-        """3.4 test 5, in physical space: two interactions that share a user show the same rates on its row."""
+        """Rates in physical space: two interactions that share a user show the same rates on its row."""
         _, _, _, updater = scene(kind, {"share": share, "reduction": reduction})
         _, batch = past_and_batch()
         situation, rates = updater.situation(batch), updater.learning_rates(batch)
@@ -403,7 +403,7 @@ def quadratic(strategy: MetaSGD, curvature: Tensor, steps: int) -> Tensor:
 
 @pytest.mark.parametrize("param", ["raw", "softplus"])
 def test_on_a_quadratic_a_rate_becomes_one_over_the_curvature(param: str) -> None:
-    """3.4 test 4: where the next loss is the same bowl, the best step leads to its bottom."""
+    """Where the next loss is the same bowl, the best step leads to its bottom."""
     curvature = torch.tensor([[0.5, 1.0, 2.0], [4.0, 1.0, 0.7]], dtype=torch.float64)
     found = quadratic(made(alpha_init=0.3, alpha_param=param, meta_lr=0.02), curvature, 1_500)
     torch.testing.assert_close(found, 1 / curvature, rtol=0.05, atol=0.0)

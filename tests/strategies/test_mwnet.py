@@ -69,7 +69,7 @@ def fix_weight(strategy: MWNet, weight: float) -> None:
 
 @EVERY_KIND
 class TestConstantWeights:
-    """3.3 test 1, and 7.8: with V ≡ k it is Default with lr·k."""
+    """With V ≡ k it is Default with lr·k."""
 
     @pytest.mark.parametrize("reduction", ["sum", "mean"])
     @pytest.mark.parametrize("weight", [0.3, 1.0, 1.7])
@@ -110,7 +110,7 @@ class TestConstantWeights:
 
 @EVERY_KIND
 class TestMetaGradient:
-    """3.3 test 2."""
+    """The dot-product meta-gradient equals automatic differentiation and central differences."""
 
     @pytest.mark.parametrize("option", OPTIONS)
     def test_it_is_that_of_central_differences(self, kind: str, option: str) -> None:
@@ -193,7 +193,7 @@ def test_the_virtual_step_is_the_real_one_unless_said_otherwise() -> None:
 
 
 class TestNothingInCommon:
-    """3.3 test 5."""
+    """Where the last interactions share no row with the batch, the meta-gradient is exactly 0."""
 
     def gradients(self, kind: str, last: Offered) -> dict[str, Tensor]:
         updater = updater_of(kind, made(), toy_batches(), noise=0.5)
@@ -224,14 +224,14 @@ class TestNothingInCommon:
 class TestWeights:
     @pytest.mark.parametrize("most", [1.0, 2.0])
     def test_they_lie_between_nothing_and_the_most(self, kind: str, most: float) -> None:
-        """3.3 test 3."""
+        """0 < a_x < most_weight."""
         strategy, situation, _, _ = scene(kind, {"most_weight": most})
         weights = strategy.weights(situation).detach()
         assert ((weights > 0) & (weights < most)).all()
         assert weights.max() - weights.min() > 0.01
 
     def test_equal_losses_have_equal_weights(self, kind: str) -> None:
-        """3.3 test 4."""
+        """Equal losses have equal weights."""
         strategy, situation, _, _ = scene(kind, {})
         losses = situation.evidence.losses.clone()
         losses[1::2] = losses[0]
@@ -252,7 +252,7 @@ class TestWeights:
 
     @pytest.mark.parametrize("reduction", ["sum", "mean"])
     def test_the_matrix_is_constant_along_an_interaction(self, kind: str, reduction: str) -> None:
-        """3.3 test 6: W_{x,m} = η a_x, of rank 1."""
+        """W_{x,m} = η a_x, of rank 1."""
         strategy, _, _, updater = scene(kind, {"reduction": reduction, "shared_reduction": reduction})
         _, batch = past_and_batch()
         situation = situation_of(updater, batch)[1]

@@ -130,9 +130,9 @@ class TestForms:
     @pytest.mark.parametrize("name", ["melon", "melon_i", "melon_p"])
     def test_a_preset_chooses_the_form(self, name: str) -> None:
         entry = STRATEGIES[name]
-        assert isinstance(entry.load()(entry.preset("default")), StreamTrainedStrategy)
+        assert isinstance(entry.make(entry.preset("default")), StreamTrainedStrategy)
         for preset in ("paper", "code"):
-            made = entry.load()(entry.preset(preset), seed=3)
+            made = entry.make(entry.preset(preset), seed=3)
             assert isinstance(made, PublishedStrategy)
             assert (made.name, made.seed) == (name, 3)
         assert space_of(name).axes.keys() == {"lr", "half_life"}
@@ -171,10 +171,10 @@ class TestOthersThatMetaTrain:
     @pytest.mark.parametrize(("name", "by"), [("mwnet", "interaction"), ("metasgd", "table")])
     def test_a_preset_makes_them_restrictions(self, name: str, by: str) -> None:
         entry = STRATEGIES[name]
-        strategy = entry.load()({**entry.preset("stream"), "lr": 0.1}, seed=3)
+        strategy = entry.make({**entry.preset("stream"), "lr": 0.1}, seed=3)
         assert isinstance(strategy, StreamTrainedStrategy)
         assert (strategy.name, strategy.seed) == (name, 3)
-        assert not isinstance(entry.load()({}), StreamTrainedStrategy)
+        assert not isinstance(entry.make({}), StreamTrainedStrategy)
         assert space_of(name, entry.preset("stream")).axes.keys() == {"lr", "half_life"}
         updater, plain = learned(strategy), learned(Default({"lr": 0.1, "optimizer": "sgd", "reduction": "sum"}))
         for key, rows in everything(updater).items():
@@ -279,7 +279,7 @@ class TestWhatARateIsFor:
         assert min(variation_within_rows(cells).values()) > 0.02
 
     def test_the_papers_form_has_one_for_each_parameter(self) -> None:
-        updater = learned(STRATEGIES["melon"].load()(MELON_PRESETS["paper"]))
+        updater = learned(STRATEGIES["melon"].make(MELON_PRESETS["paper"]))
         rates = updater.learning_rates(toy_batches()[6])
         own = np.asarray(rates.rows)[:, [table == "user_factors" for table, _ in rates.slots]]
         assert (own.std(1) > 0).all()

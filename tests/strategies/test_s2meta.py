@@ -31,7 +31,7 @@ from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
 from melon.strategies.parameters import preprocess
 from melon.strategies.reductions import reduced_gradients
-from melon.strategies.registry import S2META_PRESETS
+from melon.strategies.registry import S2META_PRESETS, STRATEGIES
 from melon.strategies.s2meta import S2Meta, lstm_step
 from melon.testing.toys import toy_batch, toy_batches
 from situations import assert_close, equal, situation_of
@@ -109,7 +109,7 @@ class TestCell:
         assert torch.isfinite(lstm_step(1e6 * features, weights, bias, start)).all()
 
     def test_what_it_sees_of_a_number(self) -> None:
-        """3.5 test 6."""
+        """pre(v) (methods 4.5) has the values that were computed by hand."""
         for value, wanted in ((1e-3, (-0.6908, 1.0)), (-1e-6, (-1.0, -0.0220)), (0.0, (-1.0, 0.0))):
             found = [float(part) for part in preprocess(torch.tensor(value, dtype=torch.float64), 1e-20)]
             assert found == pytest.approx(wanted, abs=5e-5)
@@ -120,7 +120,7 @@ BOTH = [("bpr", option) for option in OPTIONS] + [("ncf", "A"), ("ncf", "B"), sl
 
 
 class TestMetaGradient:
-    """3.5 test 4."""
+    """The meta-gradient equals finite differences."""
 
     @pytest.mark.parametrize(("kind", "option"), BOTH)
     def test_it_is_that_of_central_differences(self, kind: str, option: str) -> None:
@@ -167,7 +167,7 @@ class TestStep:
     @pytest.mark.parametrize("forgetting", [True, slow(False)])
     @EVERY_CELL
     def test_constant_gates_are_default(self, kind: str, cell: str, reduction: str, forgetting: bool) -> None:
-        """3.5 test 1, 7.8: with f = 1 and i = η it is plain SGD."""
+        """With f = 1 and i = η it is plain SGD."""
         strategy = made(
             **CELLS[cell],
             reduction=reduction,
@@ -227,7 +227,7 @@ class TestStep:
 
     @EVERY_CELL
     def test_permuting_scalars_permutes_their_updates(self, kind: str, cell: str) -> None:
-        """3.5 tests 2 and 3: a scalar's update depends on what it is, not on where it stands or what is beside it."""
+        """A scalar's update depends on what it is, not on where it stands or what is beside it."""
         strategy, situation, _ = scene(kind, CELLS[cell])
         table = next(iter(situation.values))
         blocks = {block.table: block for block in strategy._blocks(situation)}
@@ -246,7 +246,7 @@ class TestStep:
 
     @EVERY_CELL
     def test_other_rows_keep_their_bytes(self, kind: str, cell: str) -> None:
-        """3.5 test 5."""
+        """Untouched rows keep their bytes, the cell's state included."""
         past, batch = past_and_batch()
         updater = updater_of(kind, made(**CELLS[cell]), past, noise=0.5)
         require_others_untouched(updater, batch)
@@ -313,7 +313,7 @@ class TestRates:
 @pytest.mark.parametrize("preset", S2META_PRESETS)
 @EVERY_KIND
 def test_presets_learn(kind: str, preset: str) -> None:
-    updater = updater_of(kind, S2Meta(S2META_PRESETS[preset]), toy_batches()[:8], dtype=np.float32)
+    updater = updater_of(kind, STRATEGIES["s2meta"].make(S2META_PRESETS[preset]), toy_batches()[:8], dtype=np.float32)
     assert finite(updater)
     assert updater.moved > 0
 

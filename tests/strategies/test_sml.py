@@ -108,7 +108,7 @@ class TestTransfer:
 
     @pytest.mark.parametrize("which", ["after", "before"])
     def test_pairs_of_channels_make_an_exact_identity(self, which: str) -> None:
-        """3.6 test 1: act(z) − act(−z) = z, through all four layers."""
+        """act(z) − act(−z) = z, through all four layers."""
         dim, width = 7, 512
         transfer, parameters = transfer_of(dim, width=width, residual=False)
         signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -131,7 +131,7 @@ class TestTransfer:
         assert not transfer(draw(5, 6), draw(5, 6, seed=1)).any()
 
     def test_rows_go_through_it_one_by_one(self) -> None:
-        """3.6 test 2: permuting rows permutes outputs."""
+        """Permuting rows permutes outputs."""
         transfer, _ = transfer_of(6, residual=False)
         before, after = draw(8, 6), draw(8, 6, seed=1)
         order = torch.randperm(8, generator=torch.Generator().manual_seed(2))
@@ -148,7 +148,7 @@ class TestTransfer:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_a_row_of_zeros_is_finite_and_so_is_its_slope(self, dtype: torch.dtype) -> None:
-        """3.6 test 4."""
+        """A row of zeros gives finite output."""
         parameters = Parameters(3, dtype, "xavier")
         transfer = Transfer("table", 4, SMLSettings(residual=False), parameters)
         merged = transfer(torch.zeros(2, 4, dtype=dtype), torch.ones(2, 4, dtype=dtype))
@@ -159,7 +159,7 @@ class TestTransfer:
 
 @EVERY_KIND
 class TestMetaGradient:
-    """3.6 test 3, on every tensor."""
+    """The meta-gradient equals finite differences on every tensor."""
 
     @pytest.mark.parametrize("option", OPTIONS)
     def test_it_is_that_of_central_differences(self, kind: str, option: str) -> None:
@@ -227,7 +227,7 @@ class TestStep:
     def test_it_starts_as_default_with_the_same_optimiser(
         self, kind: str, ours: dict[str, Any], plain: dict[str, Any], bounded: bool
     ) -> None:
-        """3.6 test 2, 7.8."""
+        """With the residual the strategy starts as Default with the same optimiser."""
         merging = Updater(recommender_of(kind), made(**ours, bounded=bounded, meta_lr=0.0), seed=7)
         default = Updater(recommender_of(kind), Default(plain), seed=7)
         for batch in toy_batches()[:6]:
@@ -261,7 +261,7 @@ class TestStep:
 
     @pytest.mark.parametrize("side", ["user", "item"])
     def test_each_table_has_a_network_of_its_own(self, kind: str, side: str) -> None:
-        """3.6 test 5: the rows of users never pass through a network of items, nor the other way round."""
+        """The rows of users never pass through a network of items, nor the other way round."""
         past, batch = past_and_batch()
         strategy = made()
         updater = updater_of(kind, strategy, past, noise=0.5, phi_noise=0.3)
@@ -278,7 +278,7 @@ class TestStep:
 
     @EVERY_FORM
     def test_other_rows_keep_their_bytes(self, kind: str, form: str) -> None:
-        """3.6 test 5: T(θ, θ) is not θ, and a row that nobody touches must not go through it."""
+        """T(θ, θ) is not θ, and a row that nobody touches must not go through it."""
         past, batch = past_and_batch()
         updater = updater_of(kind, made(**FORMS[form]), past, noise=0.5, phi_noise=0.3)
         require_others_untouched(updater, batch)
@@ -370,7 +370,7 @@ def test_other_settings_conform_too(recommender: str, option: str) -> None:
 @EVERY_KIND
 def test_presets_learn(kind: str, preset: str) -> None:
     settings = STRATEGIES["sml"].presets[preset]
-    updater = updater_of(kind, SML(settings), toy_batches()[:8], dtype=np.float32)
+    updater = updater_of(kind, STRATEGIES["sml"].make(settings), toy_batches()[:8], dtype=np.float32)
     assert finite(updater)
     assert updater.moved > 0
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from melon.data.interactions import Interactions
 from melon.errors import StreamError
 from melon.stream.batch import batch_of
-from melon.stream.split import DEFAULT_SPLIT, Parts, batches, next_change, parse_split, split
+from melon.stream.split import DEFAULT_SPLIT, Parts, batches, parse_split, split
 
 
 def log_of(times: list[int]) -> Interactions:
@@ -39,32 +39,6 @@ def slow_next_change(times: list[int], cut: int) -> int:
     while 0 < cut < len(times) and times[cut] == times[cut - 1]:
         cut += 1
     return cut
-
-
-SORTED_TIMES = st.lists(st.integers(0, 8), min_size=1, max_size=60).map(sorted)
-
-
-@given(SORTED_TIMES, st.data())
-def test_next_change_is_a_walk_to_the_next_other_time(times: list[int], data: st.DataObject) -> None:
-    cut = data.draw(st.integers(0, len(times)))
-    assert next_change(np.array(times), cut) == slow_next_change(times, cut)
-
-
-@given(SORTED_TIMES, st.integers(1, 20))
-def test_aligned_parts_and_batches_never_cut_through_one_time(times: list[int], size: int) -> None:
-    log = log_of(times)
-    try:
-        parts = split(log, (0.5, 0.2, 0.3), align_ties=True)
-    except StreamError:
-        parts = Parts(len(times), len(times), len(times))
-    else:
-        n = len(times)
-        assert parts.train_stop == slow_next_change(times, round(n * 0.5))
-        assert parts.validation_stop == slow_next_change(times, round(n * 0.7))
-    bounds = [0, parts.train_stop, parts.validation_stop, parts.stop]
-    for start, stop in pairwise(bounds):
-        for _, end in batches(start, stop, size, log.times):
-            assert end == len(times) or times[end] != times[end - 1]
 
 
 @given(st.integers(0, 50), st.integers(0, 80), st.integers(1, 30))
@@ -119,13 +93,6 @@ def test_shares_that_are_no_split_are_refused(shares: tuple[float, float, float]
 def test_an_empty_part_is_named(n: int, shares: tuple[float, float, float], part: str) -> None:
     with pytest.raises(StreamError, match=f"{n} interactions leaves the {part} part empty"):
         split(log_of(list(range(n))), shares)
-
-
-def test_ties_can_empty_a_part() -> None:
-    with pytest.raises(StreamError, match="validation part empty"):
-        split(log_of([0] * 5 + [1] * 5), (0.3, 0.1, 0.6), align_ties=True)
-    with pytest.raises(StreamError, match="empty"):
-        split(log_of([4] * 10), (0.5, 0.2, 0.3), align_ties=True)
 
 
 def test_a_split_is_read_from_text() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from melon.cli.options import EVALUATION, MACHINE, MODEL, OUTPUT, PROTOCOL, Ray, requested, takes
+from melon.cli.options import EVALUATION, MACHINE, MODEL, PROTOCOL, Ray, requested, takes
 
 #: A bench names many of these, each in a way of its own.
 _OF_ONE_CELL = ("recommender", "strategy", "seed", "config", "split", "minutes")
@@ -42,14 +42,6 @@ def bench(
     ] = None,
     *,
     options: dict[str, Any],
-    rates: Annotated[
-        bool,
-        typer.Option(
-            "--rates",
-            help="Also keep the learning rates of a batch of each cell, for the report.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
 ) -> None:
     """Evaluate many strategies, recommenders, streams and seeds under one protocol, one record for each.
 
@@ -69,7 +61,6 @@ def bench(
         configs=config or [],
         jobs=jobs,
         ray=ray,
-        rates=rates,
         out=out,
         progress=BenchProgress(),
     )

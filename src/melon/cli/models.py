@@ -16,7 +16,6 @@ _OF_EVALUATIONS_ONLY = (
     "split",
     "candidates",
     "negatives",
-    "align_ties",
     "lists",
     "retrain_every",
 )

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from melon.data.raw.formats import FORMATS
 from melon.errors import SettingsError
 
 _SHORT = {"help_option_names": ["--help", "-h"]}
@@ -23,7 +22,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "melon data prepare clicks.csv --user reader --item article --time clicked_at --out stream.parquet",
         "melon data prepare german.csv --separator ';' --encoding cp1252 --time-format '%d.%m.%Y' --out s.parquet",
         "melon data prepare plain.txt --no-header --user 1 --item 2 --time 4 --out stream.parquet",
-        "melon data prepare sheet.csv --time-format excel --out stream.parquet",
         "melon data prepare names.csv --missing '' --out stream.parquet   (a user may be called NA)",
     ),
     "data info": ("melon data info stream.parquet",),
@@ -92,6 +90,9 @@ RENAMED = {
     "--trials": "--budget",
     "--full-ranking": "--lists, which is on by default: no item is left out that a real list would show",
     "--fading": "--half-life",
+    "--format": "no option: files are CSV, JSON lines or Parquet; --separator, --no-header and columns say the rest",
+    "--align-ties": "no option: parts and batches are cut by count",
+    "--rates": "melon explain MODEL STREAM, which draws the learning rates of any batch",
     "--device": "no option: tables are numpy arrays in the memory of the machine",
 }
 
@@ -228,7 +229,6 @@ EVALUATION: Mapping[str, Any] = {
     "batch_size": _option(int, PROTOCOL, "Interactions per mini-batch. (default: {batch_size})"),
     "candidates": _option(str, PROTOCOL, "Where negatives come from: {modes}. (default: {candidates})"),
     "negatives": _option(int, PROTOCOL, "Negatives beside each positive. (default: {negatives})"),
-    "align_ties": _option(bool, PROTOCOL, "Cut parts and batches only where the time changes.", "--align-ties"),
     "lists": _option(
         bool,
         PROTOCOL,
@@ -265,11 +265,10 @@ AUTO_EVALUATION: Mapping[str, Any] = {
 }
 #: What a raw file is like.
 RAW: Mapping[str, Any] = {
-    "format": _option(str, _FILE, f"The raw format: {', '.join(FORMATS)}."),
     "user": _option(str, _FILE, "User column: its name, or its number."),
     "item": _option(str, _FILE, "Item column: its name, or its number."),
     "time": _option(str, _FILE, "Time column: its name, or its number."),
-    "separator": _option(str, _FILE, "What stands between fields: ',' ';' '|' tab or another character."),
+    "separator": _option(str, _FILE, "What stands between fields: ',' ';' '|' '::' tab or another character."),
     "header": _option(
         bool,
         _FILE,
@@ -278,9 +277,7 @@ RAW: Mapping[str, Any] = {
     ),
     "encoding": _option(str, _FILE, "Encoding of the text: utf-8, cp1252, latin-1, utf-16, …"),
     "time_unit": _option(str, _TIMES, "s, ms, us or ns, where times are numbers."),
-    "time_format": _option(
-        str, _TIMES, "How dates are written: '%d.%m.%Y %H:%M', '%m/%d/%Y', …; or excel for its day numbers."
-    ),
+    "time_format": _option(str, _TIMES, "How dates are written: '%d.%m.%Y %H:%M', '%m/%d/%Y', …"),
 }
 
 

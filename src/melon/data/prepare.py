@@ -66,7 +66,6 @@ def prepare(
     sources: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     *,
     out: str | os.PathLike[str],
-    format: str | None = None,  # noqa: A002  (the option's own name)
     user: str | None = None,
     item: str | None = None,
     time: str | None = None,
@@ -98,7 +97,6 @@ def prepare(
     if any(target.exists() and path.exists() and target.samefile(path) for path in paths):
         raise DataError(f"--out {target} is one of the raw files; write somewhere else.")
     options = ReadOptions(
-        format=format,
         columns={"user": user, "item": item, "time": time},
         separator=separator,
         header=header,
@@ -209,7 +207,7 @@ def _nothing_read(events: RawEvents, paths: Sequence[Path]) -> str:
         return f"there is no interaction in {names}: no line after the header."
     reasons = "; ".join(f"{bad.count} × {bad.reason}" for bad in events.bad)
     first = next((str(row) for bad in events.bad for row in bad.examples), "")
-    way_out = "Check --format and the columns."
+    way_out = "Check the columns and the separator."
     if events.bad[0].reason == UNPARSABLE:
         way_out = "Say how times are written with --time-format (such as '%d.%m.%Y %H:%M'), or check --time."
     return f"there is no good row in {names} ({reasons}). The first bad one: {first}. {way_out}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,9 @@ from melon.errors import StreamError
 from melon.evaluation.baselines import BASELINES, SOURCES, UNCHOSEN, make_baseline
 from melon.evaluation.lists import Lister
 from melon.evaluation.predictors import Frozen, Popularity, Predictor, Retrained
-from melon.evaluation.prequential import Point, Tally, prequential
+from melon.evaluation.prequential import Tally, prequential
 from melon.evaluation.record import CellRecord
-from melon.evaluation.work import CellMemo, PlainKeeper, RatesKeeper, TallyKeeper, Work
+from melon.evaluation.work import CellMemo, PlainKeeper, TallyKeeper, Work
 from melon.fitting.baselines import choose_baselines
 from melon.fitting.config import CellConfig
 from melon.fitting.fit import Fitting, without_trials
@@ -26,10 +26,9 @@ from melon.fitting.pretrained import MetaParameters, PretrainedState, deploy, re
 from melon.fitting.selection import Selection
 from melon.kernels.threads import use_threads
 from melon.learning.pretrain import stamp_last_touches
-from melon.learning.rate_matrix import BatchRates, batch_rates
 from melon.learning.updater import Updater
 from melon.progress import Progress
-from melon.stream.batch import Batch, batch_of
+from melon.stream.batch import batch_of
 from melon.stream.candidates import Candidates, require_enough_items
 from melon.stream.draws import Draws
 from melon.stream.split import SealedStream, batches, split
@@ -41,18 +40,16 @@ LISTED_SCORES = 1e9
 
 @dataclass(frozen=True)
 class CellResult:
-    """The record (docs/design.md), the rank of every evaluated event under every method, and rates where asked for."""
+    """The record (docs/design.md), and the rank of every evaluated event under every method."""
 
     record: Plain
     ranks: dict[str, np.ndarray[Any, Any]]
-    rates: BatchRates | None = None
 
 
 class Cell:
     """One recommender, one strategy, one stream, one seed; baselines run beside it on the same candidates.
 
-    With `rates`, the learning rates for the last full batch of the test part are kept too. `workers` processes
-    try settings side by side, which changes no result.
+    `workers` processes try settings side by side, which changes no result.
     """
 
     def __init__(
@@ -62,12 +59,10 @@ class Cell:
         progress: Progress | None = None,
         work: Work | None = None,
         *,
-        rates: bool = False,
         workers: int = 1,
     ) -> None:
         self.config, self.progress, self._work = config, progress or Progress(), work or Work()
-        self._watches = rates
-        self.parts = split(log, config.split, align_ties=config.align_ties)
+        self.parts = split(log, config.split)
         self._sealed = SealedStream(log, self.parts)
         self._require_two_sides(self._sealed.training)
         # Names and values are checked before hours are spent.
@@ -112,8 +107,7 @@ class Cell:
         }
         notes, live = self.fitting.notes, self._live_batches(choices)
         recorded = CellRecord(self.config, path, log, self.parts, choices, tallies, pretrain_s, notes, live)
-        rates = self._work.known(f"rates/{self._label('strategy')}", RatesKeeper())
-        return CellResult(recorded.record(), recorded.ranks(), rates)
+        return CellResult(recorded.record(), recorded.ranks())
 
     def choose(self) -> Plain:
         """Everything that is chosen, from data before the test part alone."""
@@ -216,9 +210,6 @@ class Cell:
     def _stream(self, name: str, predictor: Predictor, log: Interactions, candidates: Candidates) -> Tally:
         self.progress.stage(f"streaming {self._label(name)}")
         tally, hits, seen = Tally(), 0.0, 0
-        watched = None
-        if self._watches and name == "strategy" and isinstance(predictor, Updater):
-            predictor = watched = RateCapture(predictor, self._last_full_batch(log))
         total = self.parts.stop - self.parts.train_stop
         share = LISTED_SCORES / max((self.parts.stop - self.parts.validation_stop) * log.n_items, 1)
         lister = Lister(log, self.parts.validation_stop, share) if self.config.lists else None
@@ -233,25 +224,15 @@ class Cell:
                 first,
                 last,
                 batch_size=self.config.batch_size,
-                align_ties=self.config.align_ties,
                 lister=lister if first == self.parts.validation_stop else None,
             )
-            for point in map(watched.timed, points) if watched else points:
+            for point in points:
                 if first == self.parts.validation_stop:
                     tally.add(point)
                     hits += float((point.ranks.rank <= 5).sum())
                     seen += len(point.ranks)
                 self.progress.batch(point.stop - self.parts.train_stop, total, hits / seen if seen else None)
-        rates = watched.rates if watched is not None else None
-        if rates is not None:
-            self._work.once(f"rates/{self._label(name)}", RatesKeeper(), lambda: rates)
         return tally
-
-    def _last_full_batch(self, log: Interactions) -> int:
-        """The event at which it starts; the longest one where none is full."""
-        size, times = self.config.batch_size, log.times if self.config.align_ties else None
-        test = batches(self.parts.validation_stop, self.parts.stop, size, times)
-        return max(test, key=lambda batch: (min(batch[1] - batch[0], size), batch[0]))[0]
 
     @staticmethod
     def _require_two_sides(training: Interactions) -> None:
@@ -260,31 +241,3 @@ class Cell:
                 raise StreamError(
                     f"the training part has {count} {side}; an evaluation needs at least two to tell anything apart."
                 )
-
-
-class RateCapture:
-    """An updater that shows its learning rates for the batch that starts at an event, after it has scored it.
-
-    What is scored and learned is the same as without it.
-    """
-
-    def __init__(self, updater: Updater, start: int) -> None:
-        self._updater, self._start, self._spent = updater, start, 0.0
-        self.rates: BatchRates | None = None
-        self.score, self.catalogue = updater.score, updater.catalogue
-
-    def learn(self, batch: Batch) -> float:
-        self._spent = 0.0
-        if int(batch.events[0]) == self._start and self._updater.strategy.explains_rates:
-            began = time.perf_counter()
-            self.rates = batch_rates(self._updater, batch, self._start, "the last full batch of the test part")
-            self._spent = (time.perf_counter() - began) * 1e3
-        return self._updater.learn(batch)
-
-    @property
-    def moved(self) -> float:
-        return self._updater.moved
-
-    def timed(self, point: Point) -> Point:
-        """The point of the batch that was learned last, without the time that reading its rates took."""
-        return replace(point, update_ms=point.update_ms - self._spent)

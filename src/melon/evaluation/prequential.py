@@ -47,16 +47,13 @@ def prequential(
     stop: int,
     *,
     batch_size: int = BATCH_SIZE,
-    align_ties: bool = False,
     lister: Lister | None = None,
 ) -> Iterator[Point]:
     """Predict, then learn, events start … stop-1 batch by batch. The predictor has seen everything before `start`.
 
     With a `lister`, which has seen as much, the item taken is ranked by lists too.
     """
-    for first, last, offered in drawn_ahead(
-        candidates, batches(start, stop, batch_size, log.times if align_ties else None)
-    ):
+    for first, last, offered in drawn_ahead(candidates, batches(start, stop, batch_size)):
         batch = batch_of(log, first, last)
         place = f"the batch of events {first} to {last - 1}"
         now = int(batch.times[0])

@@ -106,7 +106,6 @@ class CellRecord:
                 "ties": "mid",
                 "batch_size": config.batch_size,
                 "threads": config.threads,
-                "align_ties": config.align_ties,
                 "training_negatives": "uniform over items that exist by then, minus the user's own so far",
             },
             "lists": lists["strategy"],

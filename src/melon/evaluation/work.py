@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from melon.atomic import cannot_write, replacing, write_text
@@ -25,7 +25,6 @@ from melon.evaluation.ranking import Ranks
 from melon.fitting.fit import Memo
 from melon.fitting.plan import Plan
 from melon.fitting.pretrained import LogStates, MetaParameters, PretrainedState, ReportText, silent
-from melon.learning.rate_matrix import BatchRates, RateCells
 from melon.types import AnyArray, Arrays, Plain
 
 _Result = TypeVar("_Result")
@@ -136,37 +135,6 @@ class TallyKeeper:
             tally.add(Point(start, stop, usable, own, lists, loss, score_ms, update_ms, moved))
             events, ranks = events + stop - start, ranks + size
         return tally
-
-
-class RatesKeeper:
-    """Rates, gradients and losses of a batch: safetensors in single precision, names and sizes in its header."""
-
-    suffix = ".rates.safetensors"
-
-    def write(self, rates: BatchRates, path: Path) -> None:
-        arrays, header = {}, {"about": json.dumps(dict(rates.about))}
-        for name, cells in rates.parts().items():
-            for what in ("rates", "gradients", "losses"):
-                arrays[f"{name}/{what}"] = getattr(cells, what).astype(np.float32)
-            header[name] = json.dumps({"groups": cells.groups, "precision": cells.precision})
-        _save(arrays, path, header)
-
-    def read(self, path: Path) -> BatchRates:
-        try:
-            with safe_open(path, framework="numpy") as file:
-                header = file.metadata()
-                arrays = {name: file.get_tensor(name).astype(np.float64) for name in file.keys()}  # noqa: SIM118
-            parts = {}
-            for name in ("rows", "shared"):
-                if name in header:
-                    about = json.loads(header[name])
-                    groups = tuple((str(group), int(size)) for group, size in about["groups"])
-                    cells = {what: arrays[f"{name}/{what}"] for what in ("rates", "gradients", "losses")}
-                    precision = max(float(about["precision"]), float(np.finfo(np.float32).eps))
-                    parts[name] = RateCells(**cells, groups=groups, precision=precision)
-            return BatchRates(json.loads(header["about"]), parts["rows"], parts.get("shared"))
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as problem:
-            raise DataError(f"{path} is no file of learning rates: {problem}.") from problem
 
 
 class Work:

@@ -54,7 +54,6 @@ class CellConfig:
     batch_size: int = BATCH_SIZE
     candidates: str = "catalogue"
     negatives: int = NEGATIVES
-    align_ties: bool = False
     lists: bool = True
     retrain_every: int | None = None
     half_life: str | float = "off"
@@ -94,7 +93,7 @@ class CellConfig:
             epochs=self.epochs,
             minutes=self.minutes,
             protocol=EvaluationProtocol(
-                *(self.seed, self.batch_size, self.candidates, self.negatives, self.align_ties), self.label is not None
+                *(self.seed, self.batch_size, self.candidates, self.negatives), self.label is not None
             ),
             threads=self.threads,
         )
@@ -240,7 +239,7 @@ def typed(key: str, value: Any, place: str) -> Any:
 #: How a TOML file says that a setting has no value; JSON has a word for it.
 NO_VALUE = "null"
 #: Fields of the protocol that the file names where they are not the default.
-_NAMED = ("preset", "pretrain", "half_life", "batch_size", "candidates", "negatives", "align_ties", "epochs", "budget")
+_NAMED = ("preset", "pretrain", "half_life", "batch_size", "candidates", "negatives", "epochs", "budget")
 
 
 def read_config(path: Path) -> Plain:

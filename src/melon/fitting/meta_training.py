@@ -22,7 +22,7 @@ from melon.types import Plain
 class WindowMetaTraining:
     """Streams through the window of a log, which begins at `start`, behind the `past` before it.
 
-    The head of a recommender is trained on `earlier` windows, too, where they are asked for (ADR 22).
+    The head of a recommender is trained on `earlier` windows, too, where they are asked for (docs/decisions.md 22).
     """
 
     def __init__(

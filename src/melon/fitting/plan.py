@@ -35,7 +35,6 @@ class EvaluationProtocol:
     batch_size: int = BATCH_SIZE
     candidates: str = "catalogue"
     negatives: int = NEGATIVES
-    align_ties: bool = False
     #: Whether settings are compared by lists of the whole catalogue instead of among sampled candidates.
     by_lists: bool = False
 
@@ -99,7 +98,8 @@ class Plan:
 
     def fixed_half_life(self, strategy: StrategyChoice) -> Plain:
         """What is decided about the time decay of a strategy: nothing where it is searched, or where it has none."""
-        settings_type = getattr(_strategy_factory(strategy), "settings_type", None)
+        made = STRATEGIES[strategy].load(self.settings.get("form")) if isinstance(strategy, str) else strategy
+        settings_type = getattr(made, "settings_type", None)
         if self.half_life == "auto" or "half_life" not in getattr(settings_type, "model_fields", {}):
             return {}
         return {"half_life": None if self.half_life == "off" else self.half_life}
@@ -116,5 +116,4 @@ def search_space(strategy: StrategyChoice, fixed: Mapping[str, Any]) -> Space:
 
 
 def _strategy_factory(strategy: StrategyChoice) -> StrategyFactory:
-    factory: StrategyFactory = STRATEGIES[strategy].load() if isinstance(strategy, str) else strategy
-    return factory
+    return STRATEGIES[strategy].make if isinstance(strategy, str) else strategy

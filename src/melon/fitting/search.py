@@ -1,6 +1,6 @@
 """A deterministic search over a declared space: its start points first, then neighbours of the best trial so far.
 
-There is no other search (ADR 12). Trials that are clearly behind are stopped (`Curve.hopeless`)."""
+There is no other search (research/decisions, 12). Trials that are clearly behind are stopped (`Curve.hopeless`)."""
 
 from __future__ import annotations
 

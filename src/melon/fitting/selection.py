@@ -118,7 +118,7 @@ class Selection:
         """Whether strategies are judged on a recommender that was trained again.
 
         They are meta-trained on the one from before the window, and deployed on another. Where all users share
-        weights, what was learned on the one may not suit the other (ADR 9), and the window has to show it.
+        weights, what was learned on the one may not suit the other (docs/decisions.md 9): the window shows it.
         """
         recommender = self.plan.build()
         return any(spec.role == "shared" and recommender.learns(spec) for spec in recommender.declare())
@@ -227,7 +227,7 @@ class Selection:
         if again is not None:
             meta_training |= self._meta_training.of_head(learner, start, stop, meta_training)
             return deploy(learner, again, self.before_judged, meta_training)
-        if start.headed and not self.protocol.align_ties:
+        if start.headed:
             updater, head_batches = self._meta_training.recorded(learner, start, stop, meta_training)
             updater.take_over(updater.train_head(head_batches))
             for head_examples in head_batches:
@@ -374,10 +374,10 @@ class Selection:
                 yield batch_of(self.log, first, last)
 
     def _batches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        return batches(first, last, self.protocol.batch_size, self.log.times if self.protocol.align_ties else None)
+        return batches(first, last, self.protocol.batch_size)
 
     def _points(self, predictor: Predictor, first: int, last: int, lister: Lister | None) -> Iterator[Point]:
         self._prepare()
         assert self._candidates is not None
-        how: Plain = {"batch_size": self.protocol.batch_size, "align_ties": self.protocol.align_ties}
-        return prequential(predictor, self.log, self._candidates, first, last, lister=lister, **how)
+        size = self.protocol.batch_size
+        return prequential(predictor, self.log, self._candidates, first, last, batch_size=size, lister=lister)

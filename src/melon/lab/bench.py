@@ -34,9 +34,8 @@ from melon.data.interactions import Interactions
 from melon.errors import DataError, MelonError, MissingExtraError, SettingsError, StoppedError, unknown_name
 from melon.evaluation.cell import Cell, CellResult
 from melon.evaluation.record import read_json, write_result
-from melon.evaluation.work import RatesKeeper, Work
+from melon.evaluation.work import Work
 from melon.fitting.config import CellConfig, read_config
-from melon.learning.rate_matrix import BatchRates
 from melon.progress import Progress
 from melon.strategies.registry import ALL_STRATEGIES, STRATEGIES
 from melon.stream.split import parse_split
@@ -49,11 +48,10 @@ _PATIENCE = 1.0  # seconds between two calls of `waiting`
 
 @dataclass(frozen=True)
 class Task:
-    """One cell of a grid, on a stream that the executor knows by its name; `rates` asks for its learning rates too."""
+    """One cell of a grid, on a stream that the executor knows by its name."""
 
     stream: str
     config: CellConfig
-    rates: bool = False
 
     @property
     def key(self) -> str:
@@ -74,7 +72,7 @@ class Task:
         """Run the cell in this process; a problem becomes an outcome."""
         began = time.perf_counter()
         try:
-            cell = Cell(log, self.config, work=work, rates=self.rates)
+            cell = Cell(log, self.config, work=work)
         except SettingsError as reason:  # the pairing does not exist
             return CellOutcome(self, not_applicable=str(reason))
         except MelonError as problem:
@@ -83,7 +81,7 @@ class Task:
             result: CellResult = cell.run(self.stream)
         except MelonError as problem:
             return CellOutcome(self, time.perf_counter() - began, problem=str(problem))
-        return CellOutcome(self, time.perf_counter() - began, result.record, result.ranks, rates=result.rates)
+        return CellOutcome(self, time.perf_counter() - began, result.record, result.ranks)
 
     def lost(self, problem: str) -> CellOutcome:
         """The outcome of a cell whose worker died."""
@@ -100,7 +98,6 @@ class CellOutcome:
     ranks: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     not_applicable: str | None = None
     problem: str | None = None
-    rates: BatchRates | None = None
 
 
 def tasks_of(
@@ -308,13 +305,12 @@ class BenchPlan:
     splits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     tuned: Tuned = field(default_factory=Tuned)
     given: Collection[str] = ()
-    rates: bool = False
 
     def tasks(self) -> list[Task]:
         """Every cell, with the settings of the config files that are about it."""
         splits = {name: self.splits.get(name, self.base.split) for name in self.streams}
         tasks = tasks_of(splits, self.recommenders, self.strategies, self.seeds, self.base)
-        return [replace(task, config=self._tuned(task), rates=self.rates) for task in tasks]
+        return [replace(task, config=self._tuned(task)) for task in tasks]
 
     def _tuned(self, task: Task) -> CellConfig:
         given = (*self.given, "split") if task.stream in self.splits else self.given
@@ -383,16 +379,11 @@ class BenchFolder:
         """The record of a cell."""
         return self.out / f"{task.key}.json"
 
-    def rates(self, task: Task) -> Path:
-        """The learning rates of a cell, beside its record."""
-        return self.out / f"{task.key}{RatesKeeper.suffix}"
-
     def done(self, tasks: Sequence[Task]) -> dict[str, CellOutcome]:
-        """Cells that have a record of the same settings, with everything that is asked for."""
-        outcomes = {task.key: self._outcome(task) for task in tasks if self.path(task).exists()}
-        return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
+        """Cells that have a record of the same settings."""
+        return {task.key: self._outcome(task) for task in tasks if self.path(task).exists()}
 
-    def _outcome(self, task: Task) -> CellOutcome | None:
+    def _outcome(self, task: Task) -> CellOutcome:
         path = self.path(task)
         record = read_json(path)
         if "not_applicable" in record:
@@ -405,17 +396,7 @@ class BenchFolder:
             raise SettingsError(
                 f"{path} was made with other settings than are asked for now; choose another --out, or remove it."
             )
-        if self._expects_rates(task) and not self.rates(task).exists():
-            return None
         return CellOutcome(task, seconds, record)
-
-    @staticmethod
-    def _expects_rates(task: Task) -> bool:
-        """Not of `default`, which has one rate for everything, nor of a strategy without learning rates."""
-        from melon.strategies.base import Strategy
-
-        strategy = STRATEGIES[task.config.strategy].load()
-        return task.rates and not task.shared and strategy.learning_rates is not Strategy.learning_rates
 
     def keep(self, outcome: CellOutcome) -> None:
         """Write a cell's outcome; why one failed stands beside the records, and the cell is tried again next time."""
@@ -430,8 +411,6 @@ class BenchFolder:
             about = {"dataset": {"path": outcome.task.stream}, "config": {"asked": outcome.task.config.plain()}}
             write_text(path, json.dumps({**about, "not_applicable": outcome.not_applicable}, indent=1) + "\n")
             return
-        if outcome.rates is not None:
-            RatesKeeper().write(outcome.rates, self.rates(outcome.task))
         write_result({**outcome.record, "seconds": outcome.seconds}, outcome.ranks, path)
 
 
@@ -447,11 +426,10 @@ def bench_streams(
     configs: Sequence[Path] = (),
     jobs: int = 1,
     ray: str | None = None,
-    rates: bool = False,
     progress: Progress | None = None,
 ) -> BenchResult:
     """Run every cell that has no record in `out` yet."""
-    plan = replace(bench_plan(streams, options, recommenders, strategies, seeds, splits, configs), rates=rates)
+    plan = bench_plan(streams, options, recommenders, strategies, seeds, splits, configs)
     folder = BenchFolder(out)
     folder.claim(plan)
     tasks = plan.tasks()

@@ -18,8 +18,6 @@ from melon.evaluation import labels
 from melon.evaluation.compare import Comparison, Conclusion, compare, conclusions
 from melon.evaluation.ranking import METRICS, Metrics, gains, metrics
 from melon.evaluation.record import is_auto, judged, method_name, read_any_json, read_json
-from melon.evaluation.work import RatesKeeper
-from melon.learning.rate_matrix import RateFacts
 from melon.types import Flags, Floats, Ints, Plain
 
 View = Literal["first", "all", "full"]
@@ -69,12 +67,6 @@ class Run:
         trials = self.record["config"]["chosen"].get(self.record["strategy"], {}).get("trials")
         given = self.request.get("settings") or self.record.get("preset", "default") != "default"
         return None if given or trials is None else len(trials)
-
-    @property
-    def rates(self) -> Path | None:
-        """Where its learning rates are kept, if they were asked for."""
-        beside = self.path.with_suffix(RatesKeeper.suffix)
-        return beside if beside.exists() else None
 
     def ranks(self) -> pl.DataFrame:
         """The rank of every evaluated event."""
@@ -420,8 +412,6 @@ def _key(*parts: object) -> str:
 METRIC = "HR@5"
 #: Shown beside it with its own interval; conclusions are about the first alone.
 SECOND_METRIC = "NDCG@10"
-#: The quantile of the normal distribution that leaves 2.5 % above it.
-_Z = 1.959963984540054
 
 
 @dataclass(frozen=True)
@@ -541,12 +531,6 @@ def curve(comparison: MethodComparison, method: str) -> Floats:
     return means
 
 
-def batch_sizes(comparison: MethodComparison) -> Ints:
-    """How many events of each batch the headline is about."""
-    sizes: Ints = np.bincount(comparison.batches[comparison.judged], minlength=len(comparison.first["batches"]))
-    return sizes
-
-
 def trailing_width(batches: int) -> int:
     """An eighth of the stream, but at least three batches and at most twenty."""
     return int(np.clip(batches // 8, 3, 20))
@@ -556,56 +540,6 @@ def trailing_mean(values: Floats, width: int = 10) -> Floats:
     """The mean of the last `width` values that are known, at each place."""
     windows = (values[max(0, at - width + 1) : at + 1] for at in range(len(values)))
     return np.array([numbers.mean() if len(numbers := window[~np.isnan(window)]) else np.nan for window in windows])
-
-
-def on_top(curves: Mapping[str, Floats]) -> dict[str, float]:
-    """The share of batches on which each is best; a batch that is tied counts for each of them in equal parts."""
-    values = np.array(list(curves.values()))
-    if not values.size:
-        return {}
-    complete: Flags = ~np.isnan(values).any(0)
-    values = values[:, complete]
-    if not values.shape[1]:
-        return {}
-    best = np.isclose(values, values.max(0), rtol=0, atol=1e-12)
-    shares = (best / best.sum(0)).mean(1)
-    return dict(zip(curves, map(float, shares), strict=True))
-
-
-#: Fewer batches than this show no trend.
-_FEWEST_BATCHES = 20
-
-
-@dataclass(frozen=True)
-class Slope:
-    """How a gap changes over 100 batches, with its 95 % interval from the residuals (Student's t)."""
-
-    per_100: float
-    low: float
-    high: float
-
-
-def slope(gap: Floats, weights: Ints) -> Slope | None:
-    """A straight line through the gap, batches weighted by their size; too few batches have none."""
-    known = ~np.isnan(gap) & (weights > 0)
-    n = int(known.sum())
-    if n < _FEWEST_BATCHES:
-        return None
-    x, y = np.flatnonzero(known).astype(np.float64), gap[known]
-    w = weights[known] / weights[known].mean()
-    x_mean, y_mean = float(np.average(x, weights=w)), float(np.average(y, weights=w))
-    spread = float((w * (x - x_mean) ** 2).sum())
-    rise = float((w * (x - x_mean) * (y - y_mean)).sum()) / spread
-    residuals = y - y_mean - rise * (x - x_mean)
-    error = float(np.sqrt((w * residuals**2).sum() / (n - 2) / spread))
-    half = t_quantile(n - 2) * error
-    return Slope(100 * rise, 100 * (rise - half), 100 * (rise + half))
-
-
-def t_quantile(degrees: int) -> float:
-    """Student's t at 97.5 %, by the expansion of Cornish and Fisher: within 0.1 % from 18 degrees of freedom on."""
-    first, second = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
-    return _Z + first / degrees + second / degrees**2
 
 
 def frontier(points: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -632,31 +566,3 @@ def split_by(comparison: MethodComparison, method: str, flags: Flags) -> dict[st
     """Metrics on some of the events that the headline is about."""
     chosen = flags & comparison.judged
     return estimates([scores for rank in comparison.ranks(method).values() if (scores := metrics(rank[chosen]))])
-
-
-def rate_texts(facts: RateFacts) -> dict[str, str]:
-    """What is said of a learning-rate matrix, by name."""
-
-    def share(value: float | None) -> str:
-        return "–" if value is None else f"{value:.1%}"
-
-    def signed(value: float | None) -> str:
-        return "–" if value is None else f"{value:+.3f}"
-
-    by_interaction, by_parameter = facts.from_one_rate_per_interaction, facts.from_one_rate_per_parameter
-    return {
-        "interactions × parameters": f"{facts.interactions:,} × {facts.parameters:,}",
-        "least, mean, most": f"{facts.least:.3g}, {facts.mean:.3g}, {facts.most:.3g}",
-        "numerical rank": f"{facts.rank}",
-        "patterns above 1 % of the strongest": f"{facts.patterns}",
-        "spread within a row": "–" if facts.within_rows is None else f"{facts.within_rows:.1%}",
-        "σ₂/σ₁": f"{facts.sigma_ratio:.4f}",
-        "rank correlation with the loss": signed(facts.with_loss),
-        "rank correlation with |gradient|": signed(facts.with_gradient),
-        "rank correlation with the gradient": signed(facts.with_signed_gradient),
-        "variance by interaction": share(facts.by_interaction),
-        "variance by parameter": share(facts.by_parameter),
-        "variance by neither": share(facts.neither),
-        "distance from one rate per interaction": f"{by_interaction.spectral:.4f}, {by_interaction.frobenius:.4f}",
-        "distance from one rate per parameter": f"{by_parameter.spectral:.4f}, {by_parameter.frobenius:.4f}",
-    }

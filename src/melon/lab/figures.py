@@ -158,18 +158,6 @@ def cost(
     return drawn(name, 2.9, draw)
 
 
-def rates(name: str, matrix: BatchRates, bar: str) -> Drawing:
-    """The learning-rate matrix of a batch with the means along both directions as bars of a colour."""
-
-    def draw(figure: Any) -> None:
-        cells, _, groups = stacked(matrix)
-        grid = figure.add_gridspec(2, 2, height_ratios=(1, 4), width_ratios=(5, 1))
-        edges = parameter_edges(groups, least=0.06)
-        _panel(figure, grid, 0, cells, edges, groups, "learning rate", bar, cells.mean(0), "mean")
-
-    return drawn(name, 4.6, draw)
-
-
 def _stacked_labels(points: Mapping[str, tuple[float, float]], labels: Labels, axes: Any) -> dict[str, int]:
     """How many lines above its point each label stands, so that none covers another."""
     (left, right), (low, high) = np.log(axes.get_xlim()), axes.get_ylim()
@@ -185,6 +173,9 @@ def _stacked_labels(points: Mapping[str, tuple[float, float]], labels: Labels, a
     return heights
 
 
+Weight = Literal["bold", "plain", "thin"]
+
+
 @dataclass(frozen=True)
 class StoryLine:
     """A line of the story: bold, plain, or thin and without a label of its own."""
@@ -192,7 +183,7 @@ class StoryLine:
     method: str
     label: str
     values: Floats
-    weight: Literal["bold", "plain", "thin"] = "plain"
+    weight: Weight = "plain"
 
 
 def story(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from melon.evaluation.ranking import LIST_METRICS, METRICS
 from melon.evaluation.record import ResultLine, is_auto, method_name, result_lines
 from melon.evaluation.table import ResultTable, TableCell, inline, metric_table
 from melon.lab.comparisons import trailing_width
-from melon.lab.figures import Drawing, StoryLine, story
+from melon.lab.figures import Drawing, StoryLine, Weight, story
 from melon.progress import counted
 from melon.types import Plain
 
@@ -70,28 +70,6 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Card:
-    """A claim and whether it held."""
-
-    status: Literal["held", "not held", "not decided"]
-    title: str
-    number: str
-    lines: Sequence[str]
-
-    @property
-    def mark(self) -> str:
-        """The class of its colours."""
-        return {"held": "good", "not held": "bad"}.get(self.status, "open")
-
-
-@dataclass(frozen=True)
-class Cards:
-    """Claims side by side."""
-
-    cards: Sequence[Card]
-
-
-@dataclass(frozen=True)
 class Part:
     """A part of a section with a heading of its own."""
 
@@ -100,7 +78,7 @@ class Part:
     blocks: Sequence[Block]
 
 
-Block = ResultTable | Figures | Prose | Bullets | Code | Fold | Cards | Part
+Block = ResultTable | Figures | Prose | Bullets | Code | Fold | Part
 
 
 @dataclass(frozen=True)
@@ -247,10 +225,10 @@ def result_figure(records: Records) -> Figures:
         mixture = line in _simple(lines, first) and line.method not in _DRAWN
         if mixture and line is not ranked[0]:
             continue
-        weight = "bold" if line is ranked[0] else "thin" if line.method in crowd else "plain"
+        weight: Weight = "bold" if line is ranked[0] else "thin" if line.method in crowd else "plain"
         values = np.array([np.nan if value is None else value for value in line.curve], dtype=np.float64)
         text = line.label.partition(" (")[0]
-        drawn.append(StoryLine(line.method, text, values, weight))  # type: ignore[arg-type]
+        drawn.append(StoryLine(line.method, text, values, weight))
     width = trailing_width(len(first["batches"]))
     thin = f"{len(crowd)} other strategies"
     caption = f"HR@5 on each batch before it is learned, the mean over the last {width} batches. " + (

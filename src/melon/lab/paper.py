@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from melon.atomic import write_text
 from melon.data.files import load_stream, side_car
@@ -26,13 +27,15 @@ _PACKED = r"(\.gz|\.zip)?"
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """A dataset of the paper: its split, its stream, its raw files by pattern (the first that fits), how to get it."""
+    """A dataset of the paper: its split, its stream, its raw files (the first pattern that fits), how to get it.
+
+    Beside a pattern stand the columns of its files, where they have no usual names.
+    """
 
     name: str
     split: str
     stream: str
-    format: str
-    patterns: tuple[str, ...]
+    patterns: Mapping[str, Mapping[str, Any]]
     how: str
     stand_ins: tuple[str, ...] = ()
 
@@ -43,6 +46,7 @@ class Found:
 
     wanted: DatasetSource
     raw: tuple[Path, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
     prepared: Path | None = None
 
     @property
@@ -52,17 +56,16 @@ class Found:
 
 
 def _amazon(name: str, split: str, stream: str, category: str) -> DatasetSource:
-    patterns = (
-        rf"ratings_{category}\.csv",
-        rf"{category}\.csv",
-        rf"reviews_{category}\.json",
-        rf"{category}\.json",
-    )
+    patterns: Mapping[str, Mapping[str, Any]] = {
+        rf"ratings_{category}\.csv{_PACKED}": {"user": "1", "item": "2", "time": "4"},
+        rf"{category}\.csv{_PACKED}": {"item": "1", "user": "2", "time": "4"},
+        rf"(reviews_)?{category}\.json{_PACKED}": {},
+    }
     how = (
         f"ratings_{category}.csv of 2014 (https://jmcauley.ucsd.edu/data/amazon/) or {category}.csv of 2018 "
         "(https://nijianmo.github.io/amazon/), the ratings only"
     )
-    return DatasetSource(name, split, stream, "amazon", tuple(pattern + _PACKED for pattern in patterns), how)
+    return DatasetSource(name, split, stream, patterns, how)
 
 
 WANTED = (
@@ -70,8 +73,7 @@ WANTED = (
         "Adressa",
         "0.95,0.005,0.045",
         "adressa",
-        "adressa",
-        (rf"201701\d\d{_PACKED}", rf"adressa.*\.jsonl?{_PACKED}"),
+        {rf"201701\d\d{_PACKED}": {"item": "id"}, rf"adressa.*\.jsonl?{_PACKED}": {"item": "id"}},
         "the light version of one week (one_week.tar.gz) from https://reclab.idi.ntnu.no/dataset/, unpacked: seven "
         "files named 20170101 to 20170107",
         ("news_globo",),
@@ -83,8 +85,7 @@ WANTED = (
         "Yelp",
         "0.95,0.005,0.045",
         "yelp",
-        "yelp",
-        (rf"yelp_academic_dataset_review\.json{_PACKED}", rf"review\.json{_PACKED}"),
+        {rf"(yelp_academic_dataset_)?review\.json{_PACKED}": {}},
         "yelp_academic_dataset_review.json from https://www.yelp.com/dataset, unpacked",
     ),
 )
@@ -95,11 +96,14 @@ def look(folder: Path) -> tuple[list[Found], list[DatasetSource]]:
     files = sorted(path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_file())
     datasets, missing = [], []
     for wanted in WANTED:
-        raw = next((some for pattern in wanted.patterns if (some := _matching(files, pattern))), ())
+        raw, columns = next(
+            ((some, columns) for pattern, columns in wanted.patterns.items() if (some := _matching(files, pattern))),
+            ((), {}),
+        )
         names = (wanted.stream, *wanted.stand_ins)
         prepared = next((path for name in names if (path := folder / f"{name}.parquet").is_file()), None)
         if raw:
-            datasets.append(Found(wanted, raw))
+            datasets.append(Found(wanted, raw, columns))
         elif prepared is not None:
             datasets.append(Found(wanted, prepared=prepared))
         else:
@@ -171,7 +175,6 @@ def reproduce(request: Reproduction) -> int:
         configs=[configs] if taken else [],
         jobs=request.jobs,
         ray=request.ray,
-        rates=True,
         out=request.out,
         progress=BenchProgress(),
     )
@@ -190,7 +193,7 @@ def _stream(dataset: Found, out: Path) -> Path:
         say(f"{target} is there already")
         return target
     say(f"preparing {dataset.wanted.name} from {', '.join(path.name for path in dataset.raw)}")
-    report = prepare(list(dataset.raw), out=target, format=dataset.wanted.format, min_interactions=_FEWEST)
+    report = prepare(list(dataset.raw), out=target, min_interactions=_FEWEST, **dataset.columns)
     show_preparation(report, target)
     return target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,9 @@ import melon
 from melon.atomic import replacing, require_writable, write_text
 from melon.errors import require_plots
 from melon.evaluation.compare import Comparison
-from melon.evaluation.labels import AUTO, color, label, recommender_label
+from melon.evaluation.labels import label, recommender_label
 from melon.evaluation.ranking import METRICS
-from melon.evaluation.table import Mark, ResultTable, TableCell, interval, marks, metric_table, number, podium, signed
-from melon.evaluation.work import RatesKeeper
+from melon.evaluation.table import Mark, ResultTable, TableCell, interval, marks, metric_table, number, signed
 from melon.lab.comparisons import (
     BASELINES,
     METRIC,
@@ -32,23 +31,18 @@ from melon.lab.comparisons import (
     PairedTests,
     Run,
     View,
-    batch_sizes,
     curve,
     frontier,
     milliseconds,
-    on_top,
-    rate_texts,
     read_bench,
-    slope,
     split_by,
     table_of,
     trailing_width,
 )
-from melon.lab.figures import StoryLine, cost, forest, rates, story
+from melon.lab.figures import StoryLine, Weight, cost, forest, story
 from melon.lab.page import Block, Bullets, Code, Document, Figure, Figures, Fold, Part, Prose, Section, html_page
-from melon.learning.rate_matrix import BatchRates
 from melon.progress import counted
-from melon.types import Floats, Plain
+from melon.types import Plain
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,6 @@ def report(bench: Bench, command: str, tests: PairedTests | None = None) -> Docu
         over_time(bench),
         costs(bench),
         cold_users(bench),
-        learning_rates(bench),
         choices(bench),
         made_of(bench, command),
     ]
@@ -187,55 +180,25 @@ _RULES = (
 )
 
 
-@dataclass(frozen=True)
-class _Entrant:
-    """A method in a comparison, under a name that says on which recommender where there are several."""
-
-    comparison: MethodComparison
-    method: str
-    name: str
-
-    @property
-    def value(self) -> float:
-        return self.comparison.hit_rate(self.method)
-
-
 def headline(bench: Bench, tests: PairedTests) -> str:
-    """One sentence: who won, by how much, on how many streams."""
-    leads = [_lead(bench, stream) for stream in dict.fromkeys(comparison.stream for comparison in bench.main)]
+    """One sentence: who has the highest hit rate, in how many comparisons, by how much."""
+    leads = [(each, sorted(each.methods, key=each.hit_rate, reverse=True)) for each in bench.main]
     if len(leads) == 1:
-        ((first, second),) = leads
-        gap, comparison = signed(first.value - second.value), first.comparison
-        if second.comparison is comparison or (second.method in comparison.baselines and second.method != REFERENCE):
-            compared = tests.against(comparison, first.method, [second.method])[second.method].difference
-            gap = f"{signed(compared.difference)} {interval(compared.by_user)}"
-        methods = counted(len({entrant.name for entrant in _entrants(bench, comparison.stream)}), "method")
-        text = f"{first.name} has the highest {METRIC} on {comparison.stream}: {number(first.value)}, "
-        return text + f"{gap} over {second.name}, the next of {methods}."
-    wins = Counter(first.name for first, _ in leads)
-    (winner, count), *others = wins.most_common()
-    ahead = [first.value - second.value for first, second in leads if first.name == winner]
-    by = " to ".join(dict.fromkeys((signed(min(ahead)), signed(max(ahead)))))
-    text = f"{winner} has the highest {METRIC} on {count} of {counted(len(leads), 'stream')}, {by} ahead of the next "
-    return text + "method" + "".join(f"; {name} on {wins[name]}" for name, _ in others) + "."
-
-
-def _lead(bench: Bench, stream: str) -> tuple[_Entrant, _Entrant]:
-    """The best of a stream, and the best of another name."""
-    first, *rest = sorted(_entrants(bench, stream), key=lambda entrant: -entrant.value)
-    return first, next(entrant for entrant in rest if entrant.name != first.name)
-
-
-def _entrants(bench: Bench, stream: str) -> list[_Entrant]:
-    several = len({comparison.recommender for comparison in bench.main}) > 1
-    entrants = []
-    for comparison in bench.main:
-        for method in comparison.methods if comparison.stream == stream else ():
-            name = comparison.label(method)
-            if several and (method == REFERENCE or method not in comparison.baselines) and name != AUTO:
-                name += f" on {recommender_label(comparison.recommender)}"
-            entrants.append(_Entrant(comparison, method, name))
-    return entrants
+        ((comparison, (first, second, *_)),) = leads
+        gap = tests.against(comparison, first, [second])[second].difference
+        return (
+            f"{comparison.label(first)} has the highest {METRIC} on {where(comparison)}: "
+            f"{number(comparison.hit_rate(first))}, {signed(gap.difference)} {interval(gap.by_user)} over "
+            f"{comparison.label(second)}, the next of {counted(len(comparison.methods), 'method')}."
+        )
+    ahead: dict[str, list[float]] = defaultdict(list)
+    for comparison, (first, second, *_) in leads:
+        ahead[comparison.label(first)].append(comparison.hit_rate(first) - comparison.hit_rate(second))
+    winner, *others = sorted(ahead, key=lambda name: -len(ahead[name]))
+    gaps, count = ahead[winner], counted(len(leads), "comparison")
+    by = " to ".join(dict.fromkeys((signed(min(gaps)), signed(max(gaps)))))
+    text = f"{winner} has the highest {METRIC} in {len(gaps)} of {count}, {by} ahead of the next method"
+    return text + "".join(f"; {name} in {len(ahead[name])}" for name in others) + "."
 
 
 def short(bench: Bench, tests: PairedTests) -> Section:
@@ -443,53 +406,32 @@ def _about(comparison: MethodComparison) -> str:
     return " · ".join(parts)
 
 
-#: Metrics of cold and of warm users.
-Sided = tuple[dict[str, Estimate], dict[str, Estimate]]
 #: Fewer events than this say little about cold users.
 FEW_EVENTS = 100
 #: docs/methods.md 5.6 wants this many timed batches.
 TIMED_BATCHES = 100
 
 
-def over_time(bench: Bench) -> Section | None:
-    """Curves, who is on top, and how the gap to the reference moves."""
-    figures, rows, summaries = [], [], []
-    for comparison in _with_strategies(bench):
-        curves = {method: curve(comparison, method) for method in comparison.methods}
-        width, best = trailing_width(len(comparison.first["batches"])), best_strategy(comparison)
-        name, labels = f"trend-{slug(comparison)}", {method: comparison.label(method) for method in comparison.methods}
-        crowd = [m for m in comparison.methods if len(comparison.methods) > _MOST_LINES and m not in (best, *BASELINES)]
-        lines = [
-            StoryLine(
-                m, label(m).partition(" (")[0], curves[m], "bold" if m == best else "thin" if m in crowd else "plain"
-            )
-            for m in comparison.methods
-        ]
-        drawing = story(name, lines, width, f"{len(crowd)} others", SECOND_METRIC, from_zero=False)
-        thin = f". Thin: {', '.join(labels[m] for m in crowd)}" if crowd else ""
-        caption = f"{where(comparison)}: NDCG@10 per online batch, the mean over the last {width} batches{thin}"
-        figures.append(Figure(name, drawing, caption))
-        shares = on_top(curves)
-        summaries.append(_time_lead(comparison, shares, curves, best))
-        for method in comparison.methods:
-            gap = curves[method] - curves[REFERENCE]
-            move = slope(gap, batch_sizes(comparison)) if method != REFERENCE else None
-            rows.append(
-                [
-                    TableCell(where(comparison)),
-                    TableCell(labels[method], method=method),
-                    TableCell(f"{shares.get(method, 0):.0%}", "best" if method in podium(shares)[0] else ""),
-                    TableCell(signed(float(np.nanmean(gap))) if method != REFERENCE else "–"),
-                    TableCell("–" if move is None else signed(move.per_100)),
-                    TableCell("–" if move is None else interval((move.low, move.high)), "soft"),
-                ]
-            )
-    gap_to = f"gap to {label(REFERENCE).partition(' (')[0]}"
-    head = ["", "method", "on top", gap_to, "slope per 100 batches", "95 %"]
-    caption = f"Share of batches on which each has the highest NDCG@10, ties shared; its {gap_to} and its slope."
-    lead = f"Each batch is predicted before it is learned. The {gap_to} grows or shrinks where its interval excludes 0."
-    table = Fold("All methods in numbers", [ResultTable(head, rows, caption, left=2, grouped=True)])
-    return Section("time", "Over time", lead, [Figures(figures), Bullets(summaries), table]) if rows else None
+def over_time(bench: Bench) -> Section:
+    """A curve for every comparison."""
+    lead = "Each batch is predicted before it is learned."
+    figures = [_curves(comparison) for comparison in _with_strategies(bench)]
+    return Section("time", "Over time", lead, [Figures(figures)])
+
+
+def _curves(comparison: MethodComparison) -> Figure:
+    """The baselines and the best strategy; the others are thin where there are many."""
+    methods, best = comparison.methods, max(comparison.strategies, key=comparison.hit_rate, default=REFERENCE)
+    crowd = [method for method in methods if len(methods) > _MOST_LINES and method not in (best, *BASELINES)]
+    lines = []
+    for method in methods:
+        weight: Weight = "bold" if method == best else "thin" if method in crowd else "plain"
+        lines.append(StoryLine(method, label(method).partition(" (")[0], curve(comparison, method), weight))
+    name, width = f"trend-{slug(comparison)}", trailing_width(len(comparison.first["batches"]))
+    drawing = story(name, lines, width, f"{len(crowd)} others", SECOND_METRIC, from_zero=False)
+    thin = f". Thin: {', '.join(map(comparison.label, crowd))}" if crowd else ""
+    caption = f"{where(comparison)}: {SECOND_METRIC} per online batch, the mean over the last {width} batches{thin}"
+    return Figure(name, drawing, caption)
 
 
 def costs(bench: Bench) -> Section | None:
@@ -522,7 +464,7 @@ def costs(bench: Bench) -> Section | None:
 
 def cold_users(bench: Bench) -> Section | None:
     """Cold against warm, for every method; None where no event is a cold user's."""
-    rows, summaries = [], []
+    rows = []
     for comparison in bench.main:
         cold = comparison.column("cold").astype(bool)
         counts = [int((flags & comparison.judged).sum()) for flags in (cold, ~cold)]
@@ -530,7 +472,6 @@ def cold_users(bench: Bench) -> Section | None:
             continue
         sides = {m: (split_by(comparison, m, cold), split_by(comparison, m, ~cold)) for m in comparison.methods}
         marked = [marks({m: side[at]["HR@5"].mean for m, side in sides.items() if "HR@5" in side[at]}) for at in (0, 1)]
-        summaries.append(_cold_and_warm(comparison, sides, counts))
         for method, both in sides.items():
             cells = [
                 TableCell(f"{where(comparison)} ({counts[0]:,} cold, {counts[1]:,} warm events)"),
@@ -546,79 +487,8 @@ def cold_users(bench: Bench) -> Section | None:
     head = ["", "method", "HR@5 cold", "HR@5 warm", "NDCG@10 cold", "NDCG@10 warm"]
     caption = f"Mean ± standard error over seeds. Grey: fewer than {FEW_EVENTS} events, too few to tell much."
     lead = "A cold user is absent from the training part: everything about them was learned online."
-    table = Fold("All methods in numbers", [ResultTable(head, rows, caption, left=2, grouped=True)])
-    return Section("cold", "Cold users", lead, [Bullets(summaries), table]) if rows else None
-
-
-def learning_rates(bench: Bench) -> Section | None:
-    """Learning-rate matrices with their numbers, where `melon bench --rates` kept them."""
-    figures, rows, names = [], [], list[str]()
-    for comparison in bench.main:
-        matrices = {method: matrix for method in comparison.strategies if (matrix := _rates_of(comparison, method))}
-        facts = {method: matrix.facts() for method, matrix in matrices.items()}
-        varying = [method for method in matrices if facts[method]["rows"].neither is not None]
-        if varying:
-            drawn = max(varying, key=comparison.hit_rate)
-            name, matrix = f"rates-{slug(comparison)}", matrices[drawn]
-            words = f"{where(comparison)} ({bench.pace(comparison.stream)} stream), {comparison.label(drawn)}: "
-            caption = words + counted(matrix.about["interactions"], "interaction")
-            figures.append(Figure(name, rates(name, matrix, color(drawn).light), caption))
-        for method, parts in facts.items():
-            for part, numbers in parts.items():
-                whose = {"rows": "users and items"}.get(part, "shared weights")
-                name_cell = TableCell(comparison.label(method), method=method)
-                texts = (TableCell(text) for text in rate_texts(numbers).values())
-                rows.append([TableCell(where(comparison)), name_cell, TableCell(whose, "soft"), *texts])
-                names = list(rate_texts(numbers))
-    caption = (
-        "Distances (spectral, Frobenius) are relative, from the best matrix with one rate per interaction or parameter."
-    )
-    lead = (
-        "How far each interaction (left to right) moves each parameter (top to bottom) in the last full batch, with "
-        "the means along both directions as bars: these are what re-weighting and meta-optimisation could do at best. "
-        "Drawn for the best strategy of a comparison whose rates vary."
-    )
-    table = ResultTable(["", "method", "parameters of", *names], rows, caption, left=3, grouped=True)
-    return Section("rates", "Learning rates", lead, [Figures(figures), table]) if rows else None
-
-
-def best_strategy(comparison: MethodComparison) -> str:
-    """The strategy with the highest HR@5; the reference where there is none."""
-    return max(comparison.strategies, key=comparison.hit_rate, default=REFERENCE)
-
-
-def _rates_of(comparison: MethodComparison, method: str) -> BatchRates | None:
-    paths = [run.path for run in comparison.runs_of(method) if run.rates]
-    return RatesKeeper().read(paths[0].with_suffix(RatesKeeper.suffix)) if paths else None
-
-
-def _time_lead(
-    comparison: MethodComparison, shares: Mapping[str, float], curves: Mapping[str, Floats], best: str
-) -> str:
-    """Who led, and where the gap between the best strategy and the reference goes."""
-    leaders = [comparison.label(method) for method in podium(shares)[0]]
-    share = max(shares.values(), default=0)
-    text = f"{where(comparison)}: {' and '.join(leaders)} on top of all methods in {share:.0%} of the batches"
-    move = slope(curves[best] - curves[REFERENCE], batch_sizes(comparison)) if best != REFERENCE else None
-    if move is None:
-        return text
-    gap = f"the gap between {comparison.label(best)} and {comparison.label(REFERENCE)}"
-    how = "grows" if move.low > 0 else "shrinks" if move.high < 0 else "shows no trend"
-    return (
-        f"{text}; {gap} {how}: {signed(move.per_100)} NDCG@10 per 100 batches, 95 % {interval((move.low, move.high))}"
-    )
-
-
-def _cold_and_warm(comparison: MethodComparison, sides: Mapping[str, Sided], counts: Sequence[int]) -> str:
-    """How many events are a cold user's, and how the best strategy and the baselines do there."""
-    text = f"{where(comparison)}: {counts[0]:,} of {counted(sum(counts), 'event')} are a cold user's"
-    if counts[0] < FEW_EVENTS:
-        return text + ", too few to tell much"
-    methods = dict.fromkeys(("frozen", "recent_popularity", REFERENCE, best_strategy(comparison)))
-    both = [
-        f"{label(m)} {number(sides[m][0]['HR@5'].mean)} against {number(sides[m][1]['HR@5'].mean)}" for m in methods
-    ]
-    return f"{text}; HR@5 on them against warm users: {', '.join(both)}"
+    table = ResultTable(head, rows, caption, left=2, grouped=True)
+    return Section("cold", "Cold users", lead, [table]) if rows else None
 
 
 def _cost_row(

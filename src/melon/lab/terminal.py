@@ -24,8 +24,7 @@ from melon.evaluation.ranking import METRICS
 from melon.evaluation.record import ResultLine, judged_section, lists_sentence, result_lines
 from melon.evaluation.table import ResultTable, TableCell, metric_table
 from melon.lab.bench import BenchResult, CellOutcome, Task
-from melon.lab.comparisons import rate_texts
-from melon.learning.rate_matrix import BatchRates
+from melon.learning.rate_matrix import BatchRates, RateFacts
 from melon.progress import LiveProgress, counted, last_line, say, time_left
 
 #: A filter that drops a larger share than this is worth a warning.
@@ -160,6 +159,34 @@ def show_rates(rates: BatchRates, out: Path, *, as_json: bool) -> None:
     console.print(table)
     console.print(facts["rows"].sentence, markup=False, highlight=False)
     console.print(f"wrote {out}", markup=False, highlight=False)
+
+
+def rate_texts(facts: RateFacts) -> dict[str, str]:
+    """What is said of a learning-rate matrix, by name."""
+
+    def share(value: float | None) -> str:
+        return "–" if value is None else f"{value:.1%}"
+
+    def signed(value: float | None) -> str:
+        return "–" if value is None else f"{value:+.3f}"
+
+    by_interaction, by_parameter = facts.from_one_rate_per_interaction, facts.from_one_rate_per_parameter
+    return {
+        "interactions × parameters": f"{facts.interactions:,} × {facts.parameters:,}",
+        "least, mean, most": f"{facts.least:.3g}, {facts.mean:.3g}, {facts.most:.3g}",
+        "numerical rank": f"{facts.rank}",
+        "patterns above 1 % of the strongest": f"{facts.patterns}",
+        "spread within a row": "–" if facts.within_rows is None else f"{facts.within_rows:.1%}",
+        "σ₂/σ₁": f"{facts.sigma_ratio:.4f}",
+        "rank correlation with the loss": signed(facts.with_loss),
+        "rank correlation with |gradient|": signed(facts.with_gradient),
+        "rank correlation with the gradient": signed(facts.with_signed_gradient),
+        "variance by interaction": share(facts.by_interaction),
+        "variance by parameter": share(facts.by_parameter),
+        "variance by neither": share(facts.neither),
+        "distance from one rate per interaction": f"{by_interaction.spectral:.4f}, {by_interaction.frobenius:.4f}",
+        "distance from one rate per parameter": f"{by_parameter.spectral:.4f}, {by_parameter.frobenius:.4f}",
+    }
 
 
 class BenchProgress(LiveProgress):

@@ -196,9 +196,10 @@ def _restore(
         check_tables(source, manifest, make_recommender.declared(about.settings))
     recommender: Recommender = make_recommender(about.settings, seed=about.seed, dtype=np.dtype(about.dtype))
     _check_recommender(source, manifest, recommender)
-    make_strategy = strategy_factory or _registered(source, STRATEGIES, manifest.strategy.name)
-    strategy: Strategy = make_strategy(manifest.strategy.settings, seed=manifest.strategy.seed)
-    _expect(source, "strategy", manifest.strategy.name, strategy.name)
+    name, settings = manifest.strategy.name, manifest.strategy.settings
+    make_strategy = strategy_factory or _registered(source, STRATEGIES, name, settings.get("form"))
+    strategy: Strategy = make_strategy(settings, seed=manifest.strategy.seed)
+    _expect(source, "strategy", name, strategy.name)
 
     def arrays(name: str) -> dict[str, AnyArray]:
         return {key: np.array(array) for key, array in read_tensors(source, name, manifest.files).items()}
@@ -267,9 +268,9 @@ def _recall(strategy: Strategy, memory: Mapping[str, AnyArray]) -> None:
     require(shapes == {name: tensor.shape for name, tensor in memory.items()}, "the strategy's memory and its settings")
 
 
-def _registered(source: Path, registry: Registry, name: str) -> Any:
+def _registered(source: Path, registry: Registry, name: str, form: object = None) -> Any:
     try:
-        return registry[name].load()
+        return registry[name].load(form)
     except MissingExtraError:
         raise
     except MelonError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import expm1, log
-from typing import Any, Literal, Self
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss,
 from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
-from melon.strategies.restricted import StreamTrainedMetaSGD
 from melon.tables import TableSpec
 
 #: Row state where rates belong to rows: α as it is stored, Adam's moments of it, its step count.
@@ -54,11 +53,6 @@ class MetaSGD(LearnedStrategy):
     name = "metasgd"
     settings_type = MetaSGDSettings
     settings: MetaSGDSettings
-
-    def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
-        if "form" in (settings or {}):
-            return StreamTrainedMetaSGD(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
-        return super().__new__(cls)
 
     @property
     def by_row(self) -> bool:

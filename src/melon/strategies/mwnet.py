@@ -7,7 +7,7 @@ published one the meta-gradient is lost (3.3, pitfall a).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,6 @@ from melon.strategies.base import LearningRates, Proposal, Situation
 from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at, half_life_name
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
-from melon.strategies.restricted import StreamTrainedMWNet
 from melon.tables import TableSpec
 
 #: η_v for each interaction where the real optimiser is Adam, whose rate is no measure for a plain step.
@@ -48,11 +47,6 @@ class MWNet(LearnedOptimizerStrategy):
     name = "mwnet"
     settings_type = MWNetSettings
     settings: MWNetSettings
-
-    def __new__(cls, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> Self:
-        if "form" in (settings or {}):
-            return StreamTrainedMWNet(settings, seed=seed)  # type: ignore[return-value]  # a strategy all the same
-        return super().__new__(cls)
 
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         hidden, drawn = self.settings.hidden, self.settings.init == "drawn"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from melon.registry import Entry, Registry, Space
+from melon.registry import Entry, Form, Registry, Space
 
 if TYPE_CHECKING:
     from melon.strategies.base import Strategy
@@ -20,10 +20,9 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
     "code": {"form": "code", "keep_prelim": True, "cold": "current"},
 }
 
-#: Of strategies whose rates are a restriction of MeLON's: they start at the plain step and are meta-trained as it is.
+#: Of the other learned strategies: they start at the plain step and are meta-trained through the stream as MeLON is.
+#: Rates of MWNet and MetaSGD are then restrictions of MeLON's; S2Meta and SML keep their networks.
 STREAM_TRAINED: dict[str, object] = {"form": "stream"}
-#: Of strategies that keep their networks, start at the plain step and are meta-trained through the stream too.
-UNROLLED: dict[str, object] = {"form": "stream"}
 
 #: What works best, and both cells as published, with one step for each batch.
 S2META_PRESETS: dict[str, dict[str, object]] = {
@@ -62,7 +61,7 @@ S2META_PRESETS: dict[str, dict[str, object]] = {
         "meta_lr": 1e-3,
         "meta_clip": 0.25,
     },
-    "stream": UNROLLED,
+    "stream": STREAM_TRAINED,
 }
 
 
@@ -80,8 +79,13 @@ _PAPER_STEP = {"optimizer": "adam_dense", "reduction": "mean", "lr": 0.001, "wei
 _LINEAR_SPACE = Space(
     {"lr": (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 3.0), "half_life": HALF_LIVES}, ({"lr": 0.3}, {"lr": 0.7})
 )
-# Nothing else is open in a published form.
-_PUBLISHED_SPACE = Space({"half_life": HALF_LIVES}, ({},))
+
+
+def _published(name: str) -> dict[str, Form]:
+    """Both published forms of MeLON or an ablation; only time decay is open in them."""
+    form = Form(f"melon.strategies.melon.published:{name}", Space({"half_life": HALF_LIVES}, ({},)))
+    return {"paper": form, "code": form}
+
 
 _PAPER_SML = {
     "residual": False,
@@ -152,8 +156,7 @@ _ENTRIES = (
             },
             "stream": STREAM_TRAINED,
         },
-        forms={"stream": _LINEAR_SPACE},
-        without_torch="melon.strategies.restricted:StreamTrainedMWNet",
+        forms={"stream": Form("melon.strategies.restricted:StreamTrainedMWNet", _LINEAR_SPACE)},
         in_comparison=True,
         label="MWNet",
         color=("#c58a14", "#f0c256"),
@@ -184,8 +187,7 @@ _ENTRIES = (
             },
             "stream": STREAM_TRAINED,
         },
-        forms={"stream": _LINEAR_SPACE},
-        without_torch="melon.strategies.restricted:StreamTrainedMetaSGD",
+        forms={"stream": Form("melon.strategies.restricted:StreamTrainedMetaSGD", _LINEAR_SPACE)},
         in_comparison=True,
         label="MetaSGD",
         color=("#2e6fdb", "#7eb0ff"),
@@ -205,7 +207,7 @@ _ENTRIES = (
             ({"most_rate": 0.6, "meta_lr": 0.003}, {"most_rate": 2.0, "meta_lr": 0.003}),
         ),
         S2META_PRESETS,
-        forms={"stream": _LINEAR_SPACE},
+        forms={"stream": Form("melon.strategies.s2meta:StreamTrainedS2Meta", _LINEAR_SPACE)},
         in_comparison=True,
         label="S2Meta",
         color=("#7a4fd0", "#b79bff"),
@@ -224,8 +226,8 @@ _ENTRIES = (
             },
             ({"lr": 0.3, "meta_lr": 0.001}, {"lr": 1.0, "meta_lr": 0.001}),
         ),
-        {"default": {}, "paper": _PAPER_SML, "stream": UNROLLED},
-        forms={"stream": _LINEAR_SPACE},
+        {"default": {}, "paper": _PAPER_SML, "stream": STREAM_TRAINED},
+        forms={"stream": Form("melon.strategies.sml:StreamTrainedSML", _LINEAR_SPACE)},
         in_comparison=True,
         label="SML",
         color=("#c0399f", "#f08ad6"),
@@ -236,7 +238,7 @@ _ENTRIES = (
         "melon.strategies.melon.stream:MeLON",
         _LINEAR_SPACE,
         MELON_PRESETS,
-        forms={"paper": _PUBLISHED_SPACE, "code": _PUBLISHED_SPACE},
+        forms=_published("PublishedMeLON"),
         in_comparison=True,
         label="MeLON",
         color=("#1f7a4d", "#5ecb97"),
@@ -247,7 +249,7 @@ _ENTRIES = (
         "melon.strategies.melon.stream:MeLONI",
         _LINEAR_SPACE,
         MELON_PRESETS,
-        forms={"paper": _PUBLISHED_SPACE, "code": _PUBLISHED_SPACE},
+        forms=_published("PublishedMeLONI"),
         in_comparison=True,
         label="MeLON_I",
         color=("#8a9a00", "#c8d84e"),
@@ -258,7 +260,7 @@ _ENTRIES = (
         "melon.strategies.melon.stream:MeLONP",
         _LINEAR_SPACE,
         MELON_PRESETS,
-        forms={"paper": _PUBLISHED_SPACE, "code": _PUBLISHED_SPACE},
+        forms=_published("PublishedMeLONP"),
         in_comparison=True,
         label="MeLON_P",
         color=("#0e9384", "#3fd6c4"),
@@ -278,7 +280,7 @@ def space_of(strategy: str | type[Strategy], fixed: Mapping[str, Any] = MappingP
     """
     if isinstance(strategy, str):
         entry = STRATEGIES[strategy]
-        space = entry.forms.get(str(fixed.get("form")), entry.space)
+        space = entry.forms.get(str(fixed.get("form")), entry).space
         return space if space.axes else space_of(entry.load(), fixed)
     if strategy.space.axes:
         return strategy.space

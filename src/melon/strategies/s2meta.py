@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import log
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class S2MetaSettings(LearnedSettings):
     most_rate: float = Field(0.6, gt=0)
     rate_bias: float = 0.0
     forgetting: bool = True
-    shared_forgetting: bool = False  # a gate a little below one, at every batch, eats weights (docs/adr/0005)
+    shared_forgetting: bool = False  # a gate a little below one, at every batch, eats weights (research/decisions, 5)
     forget_bias: float = 5.0
     clamp: float | None = Field(None, gt=0)  # the most that an entry of ḡ counts
     gate_init: Literal["small", "even", "xavier"] = "small"  # gates start nearly alike, exactly alike, or as published
@@ -158,10 +158,6 @@ class S2Meta(LearnedStrategy):
     name = "s2meta"
     settings_type = S2MetaSettings
     settings: S2MetaSettings
-
-    def __new__(cls, settings: Mapping[str, Any] | None = None, **_: Any) -> Self:
-        stream_trained = (settings or {}).get("form") == "stream"
-        return super().__new__(StreamTrainedS2Meta if stream_trained else cls)  # type: ignore[return-value]
 
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         if self.settings.variant == "A":

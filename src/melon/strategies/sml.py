@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,10 +51,6 @@ class SML(LearnedOptimizerStrategy):
     name = "sml"
     settings_type = SMLSettings
     settings: SMLSettings
-
-    def __new__(cls, settings: Mapping[str, Any] | None = None, **_: Any) -> Self:
-        stream_trained = (settings or {}).get("form") == "stream"
-        return super().__new__(StreamTrainedSML if stream_trained else cls)  # type: ignore[return-value]
 
     def row_optimizer_settings(self) -> OptimizerSettings:
         own = self.settings

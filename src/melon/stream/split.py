@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from melon.errors import StreamError
-from melon.types import Ints
 
 if TYPE_CHECKING:
     from melon.data.interactions import Interactions
@@ -66,16 +63,14 @@ def parse_split(text: str) -> tuple[float, float, float]:
     return shares
 
 
-def split(interactions: Interactions, shares: tuple[float, float, float], *, align_ties: bool = False) -> Parts:
-    """Cut by count in time order; with `align_ties`, move each cut to the next change of time."""
+def split(interactions: Interactions, shares: tuple[float, float, float]) -> Parts:
+    """Cut by count in time order."""
     if any(not math.isfinite(share) or share <= 0 for share in shares) or not math.isclose(
         sum(shares), 1, abs_tol=1e-6
     ):
         raise StreamError(f"split {shares} must be three positive shares that add up to 1.")
     n = len(interactions)
     cuts = [round(n * shares[0]), round(n * (shares[0] + shares[1]))]
-    if align_ties:
-        cuts = [next_change(interactions.times, cut) for cut in cuts]
     bounds = [0, *cuts, n]
     for part, start, stop in zip(PARTS, bounds, bounds[1:], strict=False):
         if stop <= start:
@@ -86,21 +81,12 @@ def split(interactions: Interactions, shares: tuple[float, float, float], *, ali
     return Parts(cuts[0], cuts[1], n)
 
 
-def next_change(times: Ints, cut: int) -> int:
-    """The first event at or after `cut` whose time differs from the one before it."""
-    if 0 < cut < len(times) and times[cut] == times[cut - 1]:
-        return int(np.searchsorted(times, times[cut], side="right"))
-    return cut
-
-
-def batches(start: int, stop: int, size: int = BATCH_SIZE, times: Ints | None = None) -> Iterator[tuple[int, int]]:
-    """Event ranges of a part's mini-batches; the last may be short. With `times`, cuts wait for a change of time."""
+def batches(start: int, stop: int, size: int = BATCH_SIZE) -> Iterator[tuple[int, int]]:
+    """Event ranges of a part's mini-batches; the last may be short."""
     if size < 1:
         raise StreamError(f"a batch of {size} interactions cannot be; use at least 1 (--batch-size).")
     while start < stop:
         end = min(start + size, stop)
-        if times is not None:
-            end = min(next_change(times, end), stop)
         yield start, end
         start = end
 

@@ -150,17 +150,6 @@ def test_a_format_that_is_said_is_the_only_one(tmp_path: Path) -> None:
         times_of(tmp_path, ["Tuesday", "Wednesday"])
 
 
-def test_days_of_excel(tmp_path: Path) -> None:
-    found, report = times_of(tmp_path, ["45657.5868055556", "45657", "45658.25"])
-    assert found == [DAY, DAY + 50_700, DAY + 86_400 + 21_600]
-    assert report.time_unit == "excel"
-    assert any("Excel" in note and "2024-12-31" in note for note in report.notes)
-    with pytest.raises(DataError, match=r"45657 can be .*Excel.*2024-12-31.*--time-format excel or --time-unit s"):
-        times_of(tmp_path, [45657, 45658])
-    assert times_of(tmp_path, [45657, 45658], time_format="excel")[0] == [DAY, DAY + 86_400]
-    assert times_of(tmp_path, [45657, 45658], time_unit="s")[0] == [45_657, 45_658]
-
-
 def test_dates_written_as_one_number_do_not_land_in_1970(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"20241231 can be a date.*--time-format %Y%m%d or --time-unit s"):
         times_of(tmp_path, [20241231, 20250101])

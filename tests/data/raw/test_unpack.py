@@ -43,16 +43,6 @@ def test_truncated(kind: str, tmp_path: Path) -> None:
         unpack(packed, tmp_path)
 
 
-def test_names_without_the_packing(tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    (tmp_path / "a.inter.gz").write_bytes(gzip.compress(b"x"))
-    (tmp_path / "b.inter").write_bytes(b"x")
-    assert unpack(tmp_path / "a.inter.gz", scratch).name == "a.inter"
-    plain = unpack(tmp_path / "b.inter", scratch)
-    assert (plain.name, plain.path) == ("b.inter", tmp_path / "b.inter")
-
-
 def test_gzip_of_nothing_is_empty(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b""))
     with pytest.raises(DataError, match="is empty"):

@@ -16,16 +16,7 @@ from typing import IO
 import polars as pl
 from polars.expr.whenthen import ChainedThen, Then
 
-from melon.data.raw.formats import (
-    FORMATS,
-    Layout,
-    ReadOptions,
-    Sample,
-    find_columns,
-    first_line,
-    guess_format,
-    layout_of,
-)
+from melon.data.raw.formats import Layout, ReadOptions, find_columns, first_line, layout_of
 from melon.errors import DataError, SettingsError
 
 CHUNK = 1 << 22
@@ -76,13 +67,12 @@ class BadRows:
 
 @dataclass(frozen=True)
 class PlainFile:
-    """A readable file: the path as given, the name of the data in it, and where its plain UTF-8 (or Parquet) is.
+    """A readable file: the path as given, and where its plain UTF-8 (or Parquet) is.
 
     `encoding` is what the text was written in; with `damaged`, some lines hold `UNDECODABLE`.
     """
 
     given: Path
-    name: str
     path: Path
     parquet: bool
     encoding: str = "utf-8"
@@ -112,7 +102,6 @@ class RawFile:
     """
 
     plain: PlainFile
-    format: str
     layout: Layout
     scan: pl.LazyFrame
     records: pl.LazyFrame | None
@@ -145,19 +134,10 @@ def open_raw(given: Path, scratch: Path, options: ReadOptions) -> RawFile:
     plain = unpack(given, scratch, options.encoding)
     if plain.parquet:
         file = _open_parquet(plain, options)
-    elif options.format == "parquet":
-        raise DataError(f"{given} is not a Parquet file; choose another --format, or none to have it guessed.")
     else:
-        sample = Sample(plain.name, plain.first_lines(), options.separator)
-        notes, form = plain.notes, options.format
-        if form is None and options.describes_a_table:
-            form = "csv"
-        elif form is None:
-            form, reason = guess_format(sample)
-            notes += (f"{given.name} is read as {form}: {reason}",)
-        layout = layout_of(FORMATS[form], sample, options, str(given))
-        scan = _scan_delimited if layout.kind == "delimited" else _scan_json
-        file = RawFile(plain, form, layout, *scan(plain, layout, scratch), notes=notes)
+        layout = layout_of(plain.first_lines(), options, str(given))
+        scan = _scan_delimited if layout.kind == "csv" else _scan_json
+        file = RawFile(plain, layout, *scan(plain, layout, scratch), notes=plain.notes)
     notes, columns = file.layout.notes, file.layout.columns
     if columns.guessed:
         names = ", ".join(f"{role} = {getattr(columns, role)!r}" for role in columns.guessed)
@@ -166,11 +146,6 @@ def open_raw(given: Path, scratch: Path, options: ReadOptions) -> RawFile:
 
 
 def _open_parquet(plain: PlainFile, options: ReadOptions) -> RawFile:
-    notes: tuple[str, ...] = ()
-    if options.format is None:
-        notes = (f"{plain.given.name} is read as parquet: it begins as Parquet files do",)
-    elif options.format != "parquet":
-        raise DataError(f"{plain.given} is a Parquet file, not {options.format}; read it with --format parquet.")
     if options.describes_a_table:
         raise SettingsError(f"--separator, --header and --no-header are for tables of text; {plain.given} is Parquet.")
     try:
@@ -180,7 +155,7 @@ def _open_parquet(plain: PlainFile, options: ReadOptions) -> RawFile:
         raise DataError(f"{plain.given} is a damaged Parquet file ({first_line(error)}); make it again.") from error
     columns = find_columns(available, str(plain.given), options.columns, numbers=True)
     layout = Layout("parquet", columns, missing=options.missing or ())
-    return RawFile(plain, "parquet", layout, _three_columns(scan, layout), None, (), notes)
+    return RawFile(plain, layout, _three_columns(scan, layout), None, (), ())
 
 
 #: `user`, `item` and `time` of the well-formed records, all records, and the malformed ones.
@@ -316,7 +291,7 @@ def unpack(given: Path, scratch: Path, encoding: str | None = None) -> PlainFile
         raise DataError(f"{given} is a folder; name the files in it.")
     decoder, utf8, has_quotes = codecs.getincrementaldecoder("utf-8")(), True, False
     try:
-        with _opened(given) as (name, source, compressed):
+        with _opened(given) as (source, compressed):
             head = chunk = source.read(CHUNK)
             if not head:
                 raise DataError(f"{given} is empty: there is nothing in it to read.")
@@ -332,7 +307,7 @@ def unpack(given: Path, scratch: Path, encoding: str | None = None) -> PlainFile
                     chunk = source.read(CHUNK)
     except PermissionError as error:
         raise DataError(f"{given} may not be read: {error.strerror}.") from error
-    plain = PlainFile(given, name, path, parquet, has_quotes=has_quotes)
+    plain = PlainFile(given, path, parquet, has_quotes=has_quotes)
     return plain if parquet else _decoded(plain, head, utf8 and _decodes(decoder, b"", final=True), scratch, encoding)
 
 
@@ -345,26 +320,25 @@ def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = 
 
 
 @contextmanager
-def _opened(given: Path) -> Iterator[tuple[str, IO[bytes], bool]]:
-    """The name and the bytes of the data in a file, and whether they were compressed."""
+def _opened(given: Path) -> Iterator[tuple[IO[bytes], bool]]:
+    """The bytes of the data in a file, and whether they were compressed."""
     with given.open("rb") as stream:
         magic = stream.read(4)
         stream.seek(0)
         if magic.startswith(GZIP):
-            name = given.stem if given.suffix.lower() in {".gz", ".gzip"} else given.name
             try:
                 with gzip.open(stream, "rb") as source:
-                    yield name, source, True  # type: ignore[misc]
+                    yield source, True  # type: ignore[misc]
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise DataError(f"{given} is a damaged gzip file ({error}); fetch it again.") from error
         elif magic.startswith(ZIP):
             try:
                 with zipfile.ZipFile(stream) as archive, archive.open(_only_member(archive, given)) as source:
-                    yield PurePosixPath(source.name).name, source, True
+                    yield source, True
             except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
                 raise DataError(f"{given} is a zip file that cannot be read ({error}); unpack it first.") from error
         else:
-            yield given.name, stream, False
+            yield stream, False
 
 
 def _only_member(archive: zipfile.ZipFile, given: Path) -> zipfile.ZipInfo:

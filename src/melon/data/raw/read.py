@@ -16,10 +16,9 @@ import numpy.typing as npt
 import polars as pl
 
 from melon.data.ids import MOST_EXACT_FLOAT
-from melon.data.raw.formats import FRONT_PAGE, ReadOptions, first_line
+from melon.data.raw.formats import ReadOptions, first_line
 from melon.data.raw.open import EXAMPLES, BadRow, BadRows, RawFile, open_raw
 from melon.data.raw.times import (
-    EXCEL,
     LARGEST,
     LAST_SECOND,
     UNITS,
@@ -28,7 +27,6 @@ from melon.data.raw.times import (
     best_format,
     date_formats,
     date_ticks,
-    excel_seconds,
     notation_of,
     ticks_of_typed,
     time_scale_for,
@@ -82,7 +80,7 @@ class Reasons:
 
 
 def read_raw(sources: Sequence[Path], options: ReadOptions) -> RawEvents:
-    """Read raw files of one format, in the order given; with `strict` the first bad row is an error."""
+    """Read raw files in the order given; with `strict` the first bad row is an error."""
     if not sources:
         raise DataError("no raw file was given; name at least one.")
     kinds = {role: pl.Categorical(pl.Categories.random()) for role in ("user", "item")}
@@ -100,12 +98,10 @@ def read_raw(sources: Sequence[Path], options: ReadOptions) -> RawEvents:
                     block = _read_file(file.repaired(scratch), options, kinds)
             except pl.exceptions.PolarsError as error:
                 raise DataError(f"{given} cannot be read: {first_line(error)}") from error
-            # A front page is part of its format and says nothing against the file.
-            rows = [row for one in block.bad if one.reason != FRONT_PAGE for row in one.examples]
+            rows = [row for one in block.bad for row in one.examples]
             if options.strict and rows:
                 first = min(rows, key=lambda row: row.line)
                 raise DataError(f"{first}. Mend the file, or leave --strict out to skip and count such rows.")
-            options = replace(options, format=block.format)
             blocks.append(block)
     return _together(blocks)
 
@@ -125,7 +121,7 @@ def _read_file(file: RawFile, options: ReadOptions, kinds: dict[str, pl.Categori
         items=items if good.all() else items.filter(pl.Series(good)),
         ticks=ticks if good.all() else ticks[good],
         clock=clock,
-        format=file.format,
+        format=file.layout.kind,
         rows_read=len(ticks) + sum(one.count for one in file.malformed),
         bad=(*_bad_rows(file, reasons), *file.malformed),
         notes=(*file.notes, *notes),
@@ -184,7 +180,7 @@ class _IdColumn:
         if column.dtype == pl.Int64 and column.null_count() and self._has_others(self.file.scan):
             column = self.file.scan.select(self._text.cast(self._kind)).collect(engine="streaming").to_series()
         missing = column.is_null()
-        reasons.set(missing.to_numpy(), self.file.layout.missing_item if self.role == "item" else "missing user")
+        reasons.set(missing.to_numpy(), f"missing {self.role}")
         if self.dtype.is_float() and missing.any():
             finite = self.file.scan.select(pl.col(self.role).is_finite().fill_null(value=False)).collect().to_series()
             reasons.set((finite & missing).to_numpy(), f"{self.role} is not a whole number")
@@ -213,13 +209,11 @@ class _TimeColumn:
         self._reason = "dates" + (NO_ZONE if dtype == pl.Date or getattr(dtype, "time_zone", "") is None else "")
         place, pattern = str(file.plain.given), options.time_format
         self._is_text = dtype == pl.String
-        if pattern and pattern != EXCEL and dtype.is_integer():  # 20241231 is a date if a person says so
+        if pattern and dtype.is_integer():  # 20241231 is a date if a person says so
             self._is_text, sample = True, sample.cast(pl.String)
         self._text = pl.col("time").cast(pl.String).str.strip_chars()
         if not self._is_text:
             self.quick, self.notation = ticks_of_typed("time", dtype, place)
-        elif pattern == EXCEL:
-            self.quick, self.notation = self._text.cast(pl.Float64, strict=False), "decimal"
         elif pattern:
             self.quick, self.notation, self._formats = date_ticks(self._text, pattern), "date", (pattern,)
             self._reason = f"dates, read as {pattern}, as asked{_without_zone(pattern)}"
@@ -247,13 +241,9 @@ class _TimeColumn:
             values = np.where(np.isfinite(values), values, 0.0)
         if self.notation == "date":
             clock = TimeScale("us", "date", self._reason)
-        elif self.options.time_format == EXCEL:
-            clock = TimeScale("s", EXCEL, "days as Excel counts them, as asked")
         else:
             good = values[reasons.good]
             clock = time_scale_for(good[good >= 0], self.options.time_unit, str(self.file.plain.given))
-        if clock.unit == EXCEL:
-            values, self.notation = excel_seconds(values.astype(np.float64)), "decimal"
         late = (values > LAST_SECOND * UNITS[clock.tick]) | (values >= LARGEST)
         early = values < 0
         reasons.set(late & reasons.good, TOO_LATE)
@@ -309,7 +299,7 @@ def _together(blocks: Sequence[RawEvents]) -> RawEvents:
         items=_one_kind([block.items for block in blocks]),
         ticks=np.concatenate(ticks),
         clock=replace(blocks[0].clock, tick=tick),
-        format=blocks[0].format,
+        format=", ".join(dict.fromkeys(block.format for block in blocks)),
         rows_read=sum(block.rows_read for block in blocks),
         bad=tuple(sorted(merged.values(), key=lambda one: (-one.count, one.reason))),
         notes=tuple(chain(*(block.notes for block in blocks))),

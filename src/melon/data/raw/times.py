@@ -12,7 +12,6 @@ import numpy.typing as npt
 import polars as pl
 
 from melon.errors import DataError, unknown_name
-from melon.types import Floats
 
 Notation = Literal["integer", "decimal", "date"]
 
@@ -21,9 +20,6 @@ UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": 
 LAST_SECOND = 253_402_300_799  # the end of the year 9999
 LARGEST = 9.2e18  # stands for every number that is too large for 64 bits
 
-EXCEL = "excel"  # the name of Excel's serial days in --time-format
-_EXCEL_1970 = 25_569  # 1970-01-01 in days since 1899-12-30
-_EXCEL_DAYS = (20_000, 60_000)  # 1954 to 2064
 _CALENDAR_NUMBERS = (19_000_101, 20_991_231)  # dates such as 20241231, written as one number
 
 # The most usual first; %.f also matches no fraction at all. Times without an offset are taken as UTC.
@@ -138,8 +134,8 @@ def time_scale_for(values: npt.NDArray[np.generic], unit: str | None, place: str
     if not len(values):
         return TimeScale("s", "s", "seconds")
     middle = float(np.partition(values, len(values) // 2)[len(values) // 2])
-    if middle < 1e8 and (days := _as_days(values, place)):
-        return days
+    if middle < 1e8:
+        _require_no_calendar(values, place)
     tick = "s" if middle < 1e11 else "ms" if middle < 1e14 else "us" if middle < 1e17 else "ns"
     seconds = middle / UNITS[tick]
     when = f"; the middle one is {day(int(seconds))}" if 0 <= seconds <= LAST_SECOND else ""
@@ -147,36 +143,18 @@ def time_scale_for(values: npt.NDArray[np.generic], unit: str | None, place: str
     return TimeScale(tick, tick, f"{UNIT_NAMES[tick]}, guessed by their size{when}{doubt}")
 
 
-def _as_days(values: npt.NDArray[np.generic], place: str) -> TimeScale | None:
-    """Small numbers that are Excel's days; an error where they can be dates or counters."""
+def _require_no_calendar(values: npt.NDArray[np.generic], place: str) -> None:
+    """Raise where small numbers can be dates."""
     sample = values[:: max(1, len(values) // 10_000)].astype(np.float64)
     low, high = np.quantile(sample, (0.01, 0.99))
-    example = f"{sample[0]:.10g}"
-    if _EXCEL_DAYS[0] <= low <= high <= _EXCEL_DAYS[1]:
-        when = day(int((sample[0] - _EXCEL_1970) * 86_400))
-        if bool((sample != np.floor(sample)).any()):
-            reason = f"days as Excel counts them, guessed by their size and fractions; the first is {when}"
-            return TimeScale("s", EXCEL, reason)
+    if not _CALENDAR_NUMBERS[0] <= low <= high <= _CALENDAR_NUMBERS[1]:
+        return
+    texts = pl.Series(sample).cast(pl.Int64).cast(pl.String)
+    if not texts.str.to_date("%Y%m%d", strict=False).null_count():
         raise DataError(
-            f"{place}: the time {example} can be a day as Excel counts them ({when}) or a counter in seconds. Say "
-            f"which with --time-format {EXCEL} or --time-unit s."
-        )
-    if _CALENDAR_NUMBERS[0] <= low <= high <= _CALENDAR_NUMBERS[1] and _calendar(sample):
-        raise DataError(
-            f"{place}: the time {example} can be a date or a number of seconds since 1970. Say which with "
+            f"{place}: the time {sample[0]:.10g} can be a date or a number of seconds since 1970. Say which with "
             "--time-format %Y%m%d or --time-unit s."
         )
-    return None
-
-
-def _calendar(sample: Floats) -> bool:
-    texts = pl.Series(sample).cast(pl.Int64).cast(pl.String).to_frame("text")
-    return not texts.select(pl.col("text").str.to_date("%Y%m%d", strict=False)).to_series().null_count()
-
-
-def excel_seconds(days: Floats) -> Floats:
-    """Seconds since 1970 of days as Excel counts them, to the millisecond."""
-    return np.round((days - _EXCEL_1970) * 86_400_000) / 1_000
 
 
 def day(seconds: int) -> str:

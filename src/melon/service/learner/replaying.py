@@ -170,7 +170,7 @@ def describe(place: Place | Path) -> dict[str, Any]:
 def with_strategy(model: LiveModel, name: str) -> LiveModel:
     """The same model in the hands of another strategy, with its default settings."""
     old = model.updater
-    strategy = STRATEGIES[name].load()({}, seed=old.seed)
+    strategy = STRATEGIES[name].make(seed=old.seed)
     updater = Updater(old.recommender, strategy, old.history, seed=old.seed)
     updater.make_rows(Batch(0, *[np.empty(0, dtype=np.int64)] * 5))  # the strategy's own, for rows that exist
     return LiveModel(
