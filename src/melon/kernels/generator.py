@@ -13,13 +13,20 @@ from types import ModuleType
 
 
 def written(
-    title: str, modules: Sequence[ModuleType], entries: Sequence[str], *, exact: bool = False, plain: bool = False
+    title: str,
+    modules: Sequence[ModuleType],
+    entries: Sequence[str],
+    *,
+    exact: bool = False,
+    inlined: bool = False,
+    plain: bool = False,
 ) -> str:
     """The text of some modules of kernels, those that build on others last; `entries` are called from Python.
 
     With `plain` the text is for Python itself.
     """
     decorators = "exact_entry as entry, exact_part as part" if exact else "entry, part"
+    decorators = "entry, inlined_part as part" if inlined else decorators
     parts = [
         f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
         "import math",

@@ -31,7 +31,8 @@ class KernelModule:
     """Kernels that are compiled together.
 
     `modules` stand in the order in which they build on each other, and `signatures` are those of the functions that are
-    called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order.
+    called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order, and
+    with `inlined` no kernel calls another.
     What `takes` long to compile says so.
     """
 
@@ -40,11 +41,14 @@ class KernelModule:
     signatures: dict[str, Signature]
     also: dict[str, Signature] = field(default_factory=dict)
     exact: bool = False
+    inlined: bool = False
     takes: str = ""
 
     def text(self, *, plain: bool = False) -> str:
         """All kernels as one module, for numba or, if `plain`, for Python itself."""
-        return generator.written(self.title, self.modules, tuple(self.signatures), exact=self.exact, plain=plain)
+        return generator.written(
+            self.title, self.modules, tuple(self.signatures), exact=self.exact, inlined=self.inlined, plain=plain
+        )
 
 
 MODULES = {
@@ -55,9 +59,12 @@ MODULES = {
         "the kernels of meta-training",
         (arithmetic, factor, rates, forms, forward, backward),
         forms.SIGNATURES,
+        inlined=True,
         takes="about half a minute",
     ),
-    "rates": KernelModule("the kernels of learned rates", (arithmetic, factor, rates, online), online.SIGNATURES),
+    "rates": KernelModule(
+        "the kernels of learned rates", (arithmetic, factor, rates, online), online.SIGNATURES, inlined=True
+    ),
     "lists": KernelModule(
         "the kernels of lists",
         (best, quantised, blend_head, blend_lists),

@@ -111,9 +111,7 @@ class Line(NamedTuple):
         )  # fmt: skip
 
 
-MODEL: Fields = Fields(
-    RateModel, (INTS, SINGLE_CUBE, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, DOUBLE_TABLE, SINGLES)
-)
+MODEL: Fields = Fields(RateModel, (INTS, SINGLE_CUBE, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, DOUBLE_TABLE, SINGLES))
 LINE: Fields = Fields(
     Line,
     (*[SINGLE_TABLE] * 3, *[SINGLES] * 4, *[SINGLE_TABLE] * 4, *[SINGLE_CUBE] * 2, *[SINGLE_TABLE] * 3, *[SINGLES] * 2,
@@ -357,9 +355,7 @@ def _slot_back(model: RateModel, log_loss: float, line: Line, s: int, slopes: Ra
     return by_log_loss
 
 
-def _pairs_back(
-    model: RateModel, line: Line, s: int, role: int, h: int, by_pair: Numbers, slopes: RateSlopes
-) -> None:
+def _pairs_back(model: RateModel, line: Line, s: int, role: int, h: int, by_pair: Numbers, slopes: RateSlopes) -> None:
     """What the log rate (or a unit) takes from a, ℓg and ℓθ; adds ∂J by these to `work`."""
     for k in range(3):
         slopes.weights[role, SEEN + k, h] += _dot(by_pair, line.inputs[k, s])
