@@ -189,6 +189,9 @@ def test_served_lists_are_bounded() -> None:
     assert served.shown("u3", -1) == set()
     served.record("u9", ["a"], 100_000.0)
     assert served.shown("u2", -1) == set()
+    for user in ("long", "longer"):  # of 20 items that two lists of ten have
+        served.record(user, [f"i{n}" for n in range(15)], 100_001.0)
+    assert (served.shown("long", -1), len(served.shown("longer", -1))) == (set(), 15)
 
 
 class Fixed:
@@ -205,7 +208,7 @@ class Fixed:
 
 
 def coalescing(replica: Fixed, lists: ListMaker, most: int = 1000) -> Coalescer:
-    coalescer = Coalescer(replica, lists, most, lambda users, seconds: None)
+    coalescer = Coalescer(replica, lists, most)
     coalescer.start()
     return coalescer
 

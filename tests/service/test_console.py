@@ -17,7 +17,7 @@ from melon.service.activity import Activity, quantile
 from melon.service.http.console import console_files
 from melon.service.http.overview import Sharing
 from melon.service.keys import keys_of
-from melon.service.learner.guard import REMEDIES
+from melon.service.learner.guard import REMEDIES, SIMPLE_BASELINES
 from melon.service.learner.quality import anytime_difference, difference
 from melon.service.log.files import runs
 
@@ -186,11 +186,16 @@ class TestLearning:
 
 
 class TestStatus:
-    def test_every_alarm_has_a_remedy(self) -> None:
+    def test_every_alarm_has_a_remedy_and_a_line_for_operators(self, service: Service) -> None:
         folder = Path(str(learner.__file__)).parent
         source = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
-        names = set(re.findall(r"alarm\(\s*\"([\w ]+)\"", source))
-        assert {"lag", "quarantined", "halted"} <= names <= set(REMEDIES)
+        names = set(re.findall(r"alarm\(\s*\"([\w ]+)\"", source)) | {f"quality {name}" for name in SIMPLE_BASELINES}
+        backend = service.app.state.backend
+        beside = {"learner", "damage", "load", "api kernels", "api lag", *backend.log.alarms}
+        assert names | beside == set(REMEDIES)
+        page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+        lines = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+        assert sorted(name for line in lines for name in re.findall(r"`([\w ]+)`", line)) == sorted(REMEDIES)
 
     def test_it_knows_whether_the_learner_runs(self, service: Service, tmp_path: Path) -> None:
         assert service.get("/v1/status")["learner"] == {"running": True, "starts": 1}

@@ -151,7 +151,7 @@ class Walk(RuleBasedStateMachine):
             assert state_digest(copy) == state_digest(self.learner.replay.model)
             with self.replica.reading() as (held, _):
                 assert state_digest(held, answering=True) == state_digest(copy, answering=True)
-            self.replica.stop()
+            self.replica.close()
             self.learner.__exit__(None, None, None)
             self.log.close()
         shutil.rmtree(self.home)

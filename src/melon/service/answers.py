@@ -225,11 +225,11 @@ class ListMaker:
             work.pool *= 2
             rows, scores = self._pools(model, [work], n_items)[0]
             arranged = self._arranged(model, work, rows, scores)
-        ids = model.items.ids(rows[arranged]).tolist()
-        entries = [
-            ListEntry(one, float(scores[place]), self._why(work, one, int(rows[place])))
-            for one, place in zip(ids, arranged, strict=True)
-        ]
+        rows, values = rows[arranged], scores[arranged].tolist()
+        ids, whys = model.items.ids(rows).tolist(), [str(work.source)] * len(rows)
+        if work.shown or work.boost is not None:
+            whys = [_why(work, item, row) for item, row in zip(ids, rows.tolist(), strict=True)]
+        entries = list(map(ListEntry, ids, values, whys))
         pins = [
             (at, ListEntry(item, None, "pinned")) for at, item in query.pins if self._may_be_pinned(model, work, item)
         ]
@@ -253,15 +253,16 @@ class ListMaker:
         pool = Pool(rows, scores, facts, vectors, shown)
         return arrange(pool, k, at_most=rules.at_most, diversity=rules.diversity)
 
-    def _why(self, work: _QueryState, item: Id, row: int) -> str:
-        if item in work.shown:
-            return "shown before"
-        return "boosted" if work.boost is not None and work.boost[row] > 0 else work.source
-
     def _may_be_pinned(self, model: LiveModel, work: _QueryState, item: Id) -> bool:
         """A pin passes by every rule, but not an item that cannot be had."""
         facts = self._facts.get(item)
         return facts is None or facts.available
+
+
+def _why(work: _QueryState, item: Id, row: int) -> str:
+    if item in work.shown:
+        return "shown before"
+    return "boosted" if work.boost is not None and work.boost[row] > 0 else work.source
 
 
 def about_model(model: LiveModel, position: Position) -> dict[str, str | int]:

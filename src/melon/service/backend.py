@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import heapq
-import itertools
 import json
 import logging
 import math
@@ -80,7 +78,7 @@ class Backend:
         self.facts = ItemFacts()
         self.served = Served(settings.served_most)
         self._maker = ListMaker(self.facts, self.served, self.hidden_from, item_users=settings.item_users)
-        self.coalescer = Coalescer(self.replica, self._maker, settings.queue_lists, self.metrics.scored)
+        self.coalescer = Coalescer(self.replica, self._maker, settings.queue_lists)
         self._arms = [self._arm(name, share) for name, share in settings.shares().items()]
         self.uses = settings.uses()
         self.problem: str | None = None
@@ -97,8 +95,7 @@ class Backend:
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="reading")
         self._readers = threading.local()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiters: list[tuple[int, int, asyncio.Future[bool]]] = []
-        self._numbers = itertools.count()
+        self._moved = asyncio.Event()  # set, and replaced, by each delta
         self._listeners: set[asyncio.Queue[str]] = set()
         self._freshness: deque[float] = deque(maxlen=_FRESHNESS)
 
@@ -106,7 +103,7 @@ class Backend:
         """What makes the lists of users who get those of a challenger."""
         replica, given = Replica(home(self.settings.folder, name)), self.settings
         maker = ListMaker(self.facts, self.served, self.hidden_from, item_users=given.item_users, challenger=name)
-        return Arm(name, share, replica, Coalescer(replica, maker, given.queue_lists, self.metrics.scored))
+        return Arm(name, share, replica, Coalescer(replica, maker, given.queue_lists))
 
     # Life.
 
@@ -136,7 +133,7 @@ class Backend:
         for coalescer in (self.coalescer, *(arm.coalescer for arm in self._arms)):
             await asyncio.to_thread(coalescer.stop)
         for replica in (self.replica, *(arm.replica for arm in self._arms)):
-            await asyncio.to_thread(replica.stop)
+            await asyncio.to_thread(replica.close)
         await asyncio.to_thread(self.log.close)
         self._pool.shutdown(wait=True)
 
@@ -500,16 +497,12 @@ class Backend:
         status = await self.status()
         counters = await self.from_steps(lambda steps: quality_counters(steps.last()), quality_counters(None))
         families: dict[str, MetricFamily] = {
-            "melon_log_offset": ("The last offset that is synced.", (), [((), status["log"]["offset"])]),
             "melon_quarantined": ("Batches that are quarantined.", (), [((), status["quarantined"])]),
             "melon_alarm": (
                 "1 for each alarm that is raised now.", ("name",), [((name,), 1) for name in status["alarm_names"]]
             ),
             "melon_rows": (
                 "Rows of the model.", ("table",), [(("users",), status["users"]), (("items",), status["items"])]
-            ),
-            "melon_replica_reloads_total": (
-                "Checkpoints loaded.", ("why",), [((why,), count) for why, count in status["reloads"].items()]
             ),
             "melon_served_total": (
                 "Lists served to users, by the challenger that made them.", ("challenger",),
@@ -534,23 +527,13 @@ class Backend:
 
     async def wait_for(self, offset: int, seconds: float, user: Id | None = None) -> bool:
         """Wait until the model that answers a user knows an offset; False where it does not in time."""
-        arm = self.arm_of(user)
-        if arm is not None:
-            end = time.monotonic() + seconds
-            while arm.replica.position.offset < offset and time.monotonic() < end:
-                await asyncio.sleep(0.01)
-            return arm.replica.position.offset >= offset
-        if self.replica.position.offset >= offset:
-            return True
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiters, (offset, next(self._numbers), future))
-        # A delta may have been applied between the look and the wait.
-        self._wake(self.replica.position.offset)
-        try:
-            return await asyncio.wait_for(future, seconds)
-        except TimeoutError:
-            # A checkpoint that was loaded instead of a delta wakes nobody.
-            return self.replica.position.offset >= offset
+        arm, end = self.arm_of(user), time.monotonic() + seconds
+        # A delta of the served model wakes who waits; one of a challenger, or a checkpoint, wakes nobody.
+        replica, patience = (self.replica, 0.25) if arm is None else (arm.replica, 0.01)
+        while replica.position.offset < offset and (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), min(left, patience))
+        return replica.position.offset >= offset
 
     def freshness(self) -> dict[str, float | None]:
         """Seconds from acknowledged to known by this process, over the last events."""
@@ -588,7 +571,8 @@ class Backend:
     def _tell(self, published: Published, position: Position, ages: list[float]) -> None:
         self._freshness.extend(ages)
         self.metrics.applied(position, ages, self.log.offset)
-        self._wake(position.offset)
+        self._moved.set()
+        self._moved = asyncio.Event()
         if not self._listeners:
             return
         content = {
@@ -603,9 +587,3 @@ class Backend:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(message)
-
-    def _wake(self, offset: int) -> None:
-        while self._waiters and (self._waiters[0][0] <= offset or self._waiters[0][2].done()):
-            future = heapq.heappop(self._waiters)[2]
-            if not future.done():
-                future.set_result(True)

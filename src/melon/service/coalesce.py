@@ -40,14 +40,8 @@ class _ScoringRequest:
 class Coalescer:
     """A queue and the scoring thread. Whatever waits when the thread is free is taken together."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        maker: ListMaker,
-        most_waiting: int,
-        observe: Callable[[int, float], None],
-    ) -> None:
-        self._replica, self._maker, self._most_waiting, self._observe = replica, maker, most_waiting, observe
+    def __init__(self, replica: Replica, maker: ListMaker, most_waiting: int) -> None:
+        self._replica, self._maker, self._most_waiting = replica, maker, most_waiting
         self._jobs: deque[_ScoringRequest] = deque()
         self._waiting = self._bulk = self._passed_by = 0
         self._free = threading.Condition()
@@ -158,7 +152,7 @@ class Coalescer:
                 self._withdraw(job)
 
     def _work(self, turns: list[tuple[_ScoringRequest, Sequence[Query]]]) -> None:
-        started, lists = time.perf_counter(), [query for _, part in turns for query in part]
+        lists = [query for _, part in turns for query in part]
         done: list[tuple[_ScoringRequest, Any, BaseException | None]] = []
         failed = set[int]()
         try:
@@ -187,8 +181,6 @@ class Coalescer:
             done = [(job, None, problem) for job, _ in turns]
             failed = {id(job) for job, _ in turns}
         self._account(turns, failed)
-        if lists:
-            self._observe(len(lists), time.perf_counter() - started)
         if done:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 done[0][0].future.get_loop().call_soon_threadsafe(_deliver, done)

@@ -37,7 +37,6 @@ from melon.service.log.base import Appended, LoggedStep, Position
 disable_created_metrics()  # type: ignore[no-untyped-call]
 LATENCY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 FRESHNESS_BOUNDS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0, 15.0, 60.0)
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class ServiceMetrics:
@@ -46,12 +45,6 @@ class ServiceMetrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self.events = Counter("melon_events", "Events posted, by what became of them.", ["outcome"], registry=registry)
-        self.model_offset = Gauge(
-            "melon_model_offset",
-            "The last offset that the model knows.",
-            ["process"],
-            registry=registry,
-        )
         self.lag = Gauge("melon_lag_events", "Offsets that are synced and not yet in this model.", registry=registry)
         self.freshness = Histogram(
             "melon_freshness_seconds", "From acknowledged to known here.", buckets=FRESHNESS_BOUNDS, registry=registry
@@ -59,7 +52,6 @@ class ServiceMetrics:
         self.commit_seconds = Histogram(
             "melon_commit_seconds", "From posted to synced.", buckets=LATENCY_BOUNDS, registry=registry
         )
-        self.commit_events = Histogram("melon_commit_events", "Events in a post.", buckets=_SIZES, registry=registry)
         self.request_seconds = Histogram(
             "melon_request_seconds",
             "Requests by route and status.",
@@ -67,14 +59,7 @@ class ServiceMetrics:
             buckets=LATENCY_BOUNDS,
             registry=registry,
         )
-        self.score_seconds = Histogram(
-            "melon_score_seconds", "Scoring of what waited together.", buckets=LATENCY_BOUNDS, registry=registry
-        )
-        self.coalesced = Histogram(
-            "melon_coalesced_users", "Lists that were made together.", buckets=_SIZES, registry=registry
-        )
         self.sources = Counter("melon_source", "Lists, by what they were made from.", ["source"], registry=registry)
-        self.batch_events = Histogram("melon_batch_events", "Events in a batch.", buckets=_SIZES, registry=registry)
         self.watched = Watched()
         registry.register(self.watched)
         ProcessCollector(registry=registry)
@@ -89,19 +74,11 @@ class ServiceMetrics:
             if count:
                 self.events.labels(outcome).inc(count)
         self.commit_seconds.observe(seconds)
-        self.commit_events.observe(sum(outcomes.values()))
-
-    def scored(self, users: int, seconds: float) -> None:
-        self.score_seconds.observe(seconds)
-        self.coalesced.observe(users)
 
     def applied(self, position: Position, ages: list[float], log_offset: int) -> None:
         for age in ages:
             self.freshness.observe(age)
-        self.model_offset.labels("api").set(position.offset)
         self.lag.set(max(log_offset - position.offset, 0))
-        if ages:
-            self.batch_events.observe(len(ages))
 
     def text(self, families: Mapping[str, MetricFamily]) -> bytes:
         """All metrics in Prometheus' text format, with values that were just read."""
@@ -174,7 +151,6 @@ def quality_counters(last: LoggedStep | None) -> dict[str, MetricFamily]:
     families: dict[str, MetricFamily] = {
         "melon_ranked_total": ("Events ranked before they were learned.", _LABELS[:2], []),
         "melon_quality_total": ("Sum of a metric over ranked events; divide it by melon_ranked_total.", _LABELS, []),
-        "melon_cold_total": ("Events on items that were not known yet.", (), [((), totals.get("cold", 0))]),
     }
     for model in MODELS:
         for part in PARTS:

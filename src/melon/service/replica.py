@@ -76,10 +76,6 @@ class Replica(Closing):
 
     def close(self) -> None:
         """Stop following."""
-        self.stop()
-
-    def stop(self) -> None:
-        """Stop following."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -163,12 +159,9 @@ class Replica(Closing):
             self._wanted = False
             with self._moved:
                 self._moved.notify_all()
-        self._tell(published, position)
-        return None
-
-    def _tell(self, published: Published, position: Position) -> None:
         for call in self._calls:
             call(published, position)
+        return None
 
     def _reload(self, why: str, beyond: int = -1) -> bool:
         """Load the newest checkpoint if it is of a later step; False where there is none."""

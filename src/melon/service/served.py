@@ -11,8 +11,8 @@ from melon.data.ids import Id
 
 #: A click on something that was shown in this many seconds counts as recommended.
 RECENTLY_S = 1800.0
-#: Lists are remembered for a day at most.
-KEPT_S = 86_400.0
+#: Lists are remembered for a day at most, and as many of their items as lists of this length have.
+KEPT_S, _LENGTH = 86_400.0, 10
 
 
 #: Whom a list was made for, when, its items, and the challenger that made it ("": the served model). A plain tuple of
@@ -24,7 +24,7 @@ class Served:
     """The last lists, by recommendation id and by user; bounded in number and age. Safe for threads."""
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        self.most, self._items = most, 0
         #: Lists, and those from which something was taken, by who made them.
         self.lists, self.taken = Counter[str](), Counter[str]()
         self._lock = threading.Lock()
@@ -39,7 +39,8 @@ class Served:
             self._lists[name] = (user, now, tuple(items), maker)
             self._of_user.setdefault(user, {})[name] = None
             self.lists[maker] += 1
-            while len(self._lists) > self.most or self._oldest()[1] < now - KEPT_S:
+            self._items += len(items)
+            while self._too_many() or self._oldest()[1] < now - KEPT_S:
                 self._drop(next(iter(self._lists)))
         return name
 
@@ -72,11 +73,15 @@ class Served:
             for name in list(self._of_user.get(user, ())):
                 self._drop(name)
 
+    def _too_many(self) -> bool:
+        return len(self._lists) > self.most or (self._items > _LENGTH * self.most and len(self._lists) > 1)
+
     def _oldest(self) -> _ServedList:
         return next(iter(self._lists.values()))
 
     def _drop(self, name: str) -> None:
-        user = self._lists.pop(name)[0]
+        user, _, items, _ = self._lists.pop(name)
+        self._items -= len(items)
         self._taken.pop(name, None)
         names = self._of_user[user]
         del names[name]

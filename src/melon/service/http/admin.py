@@ -16,6 +16,7 @@ from melon.errors import ServiceError
 from melon.service.backend import Backend
 from melon.service.config import FORMER
 from melon.service.http.errors import answers
+from melon.service.http.overview import Window, seconds_of
 from melon.service.http.recommendations import UserPath, path_id
 from melon.service.http.shapes import BatchesOut, Health, HistoryOut, Job, QualityOut, StatusOut
 from melon.service.http.strict import Route, needs, ready_backend
@@ -48,13 +49,9 @@ async def status(request: Request) -> JSONResponse:
 
 
 @router.get("/v1/quality", response_model=QualityOut, responses=answers(), tags=["service"], **needs("read"))
-async def quality(
-    request: Request,
-    window: Annotated[str, Query(pattern=r"^[1-9][0-9]{0,5}[smhd]$", description="Such as 15m, 1h or 7d.")] = "1h",
-) -> JSONResponse:
+async def quality(request: Request, window: Window = "1h") -> JSONResponse:
     """How often what was taken stood among the first, for the served model and its baselines, on the same events."""
-    backend = _backend(request)
-    seconds = int(window[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[window[-1]]
+    backend, seconds = _backend(request), seconds_of(window)
     since = time.time() - seconds
     content = await backend.from_steps(
         lambda steps: quality_between(steps.since(since), steps.last()), quality_between(None, None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
@@ -14,13 +15,12 @@ from melon.service.backend import Backend
 from melon.service.config import MOST_EVENTS
 from melon.service.http.errors import answers, invalid
 from melon.service.http.shapes import Accepted, EventIn, Refused
-from melon.service.http.strict import Headers, Route, content_type, needs, parse, parsed
+from melon.service.http.strict import IN_THREAD, Headers, Route, content_type, needs, parse
 from melon.service.ids import checked_text, plain_id, read_time
 from melon.service.log.base import Appended, Event
 
 router = APIRouter(route_class=Route, tags=["interactions"])
 
-_MANY: TypeAdapter[list[EventIn]] = TypeAdapter(list[EventIn])
 _ONE = TypeAdapter(EventIn)
 _NDJSON = ("application/x-ndjson", "application/jsonl")
 _EXAMPLE = EventIn.model_config["json_schema_extra"]["examples"][0]  # type: ignore[index]
@@ -68,9 +68,15 @@ async def store(
 ) -> dict[str, Any]:
     """Store the events of a body; what is answered when they are synced."""
     backend.require_ready()
-    rows, refused = await _rows(content_type(headers), read, partial)
-    given = headers.get(b"idempotency-key")
-    events = _events(backend, rows, None if given is None else given.decode("latin-1"), refused, partial)
+    kind, given = content_type(headers), headers.get(b"idempotency-key")
+    if kind not in ("application/json", *_NDJSON):
+        raise ServiceError(415, "unsupported_media_type", f"Send application/json or {_NDJSON[0]}.")
+    key = None if given is None else given.decode("latin-1")
+    if key is not None and (len(key) > 200 or not key.isascii() or not key.isprintable() or not key):
+        raise ServiceError(400, "invalid", "Idempotency-Key must be 1 to 200 printable ASCII characters.")
+    body = await read()
+    parts = (backend, kind, body, key, partial)
+    events, refused = await asyncio.to_thread(_events, *parts) if len(body) > IN_THREAD else _events(*parts)
     done = await backend.append(events) if events else Appended(0, 0, 0, backend.log.offset)
     content: dict[str, Any] = {
         "accepted": done.accepted,
@@ -83,35 +89,44 @@ async def store(
     return content
 
 
-async def _rows(
-    kind: str, read: Callable[[], Awaitable[bytes]], partial: bool
-) -> tuple[list[tuple[int, EventIn]], list[Refused]]:
-    """The events of a body with their numbers, and those that have not the right shape."""
-    if kind in _NDJSON:
-        lines = (await read()).split(b"\n")
-        numbered = [line for line in lines if line.strip()]
-        _check_size(len(numbered))
-        raw: Sequence[Any] = [_line(number, line) for number, line in enumerate(numbered)]
-    elif kind == "application/json":
-        body = await parsed(await read())
-        raw = body if isinstance(body, list) else [body]
-        _check_size(len(raw))
-        if not isinstance(body, list):
-            partial = False
-    else:
-        raise ServiceError(415, "unsupported_media_type", f"Send application/json or {_NDJSON[0]}.")
-    if not partial:
-        try:
-            return list(enumerate(_MANY.validate_python(raw))), []
-        except ValidationError as problem:
-            raise invalid(problem.errors(include_url=False)) from None
-    rows, refused = [], []
-    for number, one in enumerate(raw):
+def _events(
+    backend: Backend, kind: str, body: bytes, key: str | None, partial: bool
+) -> tuple[list[Event], list[Refused]]:
+    """The events of a body, and those that are not valid: without `partial`, one of them refuses all.
+
+    One by one: nothing here keeps the interpreter to itself for long, so that others are answered meanwhile.
+    """
+    rows, events, refused = list[tuple[int, EventIn]](), list[Event](), list[Refused]()
+
+    def refuse(number: int, problem: ServiceError) -> None:
+        if not partial:
+            raise problem
+        refused.append(Refused(index=number, message=problem.message))
+
+    raw = _raw(kind, body)
+    for number, one in enumerate(raw if isinstance(raw, list) else [raw]):
         try:
             rows.append((number, _ONE.validate_python(one)))
         except ValidationError as problem:
-            refused.append(Refused(index=number, message=invalid(problem.errors(include_url=False)).message))
-    return rows, refused
+            refuse(number, invalid(problem.errors(include_url=False), number if isinstance(raw, list) else None))
+    now = backend.log.clock.now()
+    for number, row in rows:
+        try:
+            events.append(_event(backend, row, None if key is None else f"{key}/{number}", now))
+        except DataError as problem:
+            refuse(number, ServiceError(400, "invalid", str(problem), index=number))
+    return events, refused
+
+
+def _raw(kind: str, body: bytes) -> Any:
+    """What a body holds, before its shape is looked at: a list of events, or one."""
+    if kind in _NDJSON:
+        lines = [line for line in body.split(b"\n") if line.strip()]
+        _check_size(len(lines))
+        return [_line(number, line) for number, line in enumerate(lines)]
+    raw = parse(body)
+    _check_size(len(raw) if isinstance(raw, list) else 1)
+    return raw
 
 
 def _line(number: int, line: bytes) -> Any:
@@ -126,22 +141,6 @@ def _check_size(events: int) -> None:
         raise ServiceError(
             413, "batch_too_large", f"{events} events in one request; {MOST_EVENTS} are allowed.", hint="Send parts."
         )
-
-
-def _events(
-    backend: Backend, rows: list[tuple[int, EventIn]], key: str | None, refused: list[Refused], partial: bool
-) -> list[Event]:
-    if key is not None and (len(key) > 200 or not key.isascii() or not key.isprintable() or not key):
-        raise ServiceError(400, "invalid", "Idempotency-Key must be 1 to 200 printable ASCII characters.")
-    now, events = backend.log.clock.now(), []
-    for number, row in rows:
-        try:
-            events.append(_event(backend, row, None if key is None else f"{key}/{number}", now))
-        except DataError as problem:
-            if not partial:
-                raise ServiceError(400, "invalid", str(problem), index=number) from None
-            refused.append(Refused(index=number, message=str(problem)))
-    return events
 
 
 def _event(backend: Backend, row: EventIn, event_id: str | None, now: float) -> Event:

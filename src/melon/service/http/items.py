@@ -13,7 +13,7 @@ from melon.service.backend import Backend
 from melon.service.config import MOST_EVENTS
 from melon.service.http.errors import answers
 from melon.service.http.recommendations import ItemPath, path_id
-from melon.service.http.shapes import FactsIn, FactsOut, FactsPatch, ItemIn, Stored
+from melon.service.http.shapes import FactsIn, FactsOut, ItemIn, Stored
 from melon.service.http.strict import Route, needs, ready_backend
 from melon.service.ids import checked_text, plain_id, to_seconds
 from melon.service.rules.items import TIMES, Facts
@@ -44,7 +44,7 @@ async def put_items(
 
 
 @router.patch("/v1/items/{item}", response_model=Stored, responses={**_WRITES, **answers(404)}, **needs("write"))
-async def patch_item(request: Request, item: ItemPath, facts: FactsPatch) -> JSONResponse:
+async def patch_item(request: Request, item: ItemPath, facts: FactsIn) -> JSONResponse:
     """Change some facts of an item."""
     backend = ready_backend(request)
     known = backend.item(path_id(item))
@@ -53,13 +53,8 @@ async def patch_item(request: Request, item: ItemPath, facts: FactsPatch) -> JSO
     def change(before: Facts | None) -> Facts:
         if before is None:
             raise _unknown()
-        changed = dict(given)
-        attributes = {**before.attributes, **(changed.pop("attributes", None) or {})}
-        defaults = {"categories": [], "available": True}
-        content = {**before.model_dump(exclude={"attributes"}), **changed}
-        content |= {name: value for name, value in defaults.items() if content[name] is None}
-        content["attributes"] = {name: value for name, value in attributes.items() if value is not None}
-        return _facts(content)
+        attributes = {**before.attributes, **(given.get("attributes") or {})}
+        return _facts({**before.model_dump(), **given, "attributes": attributes})
 
     return JSONResponse({"stored": 1, "version": await backend.change_facts(known, change)})
 
@@ -99,10 +94,11 @@ def _unknown() -> ServiceError:
 
 def _facts(content: dict[str, Any]) -> Facts:
     """Facts as they are stored: texts checked, times as seconds, numbers that a float holds exactly."""
-    categories = tuple(dict.fromkeys(checked_text(one, "category") for one in content["categories"]))
+    categories = tuple(dict.fromkeys(checked_text(one, "category") for one in content["categories"] or ()))
     owner = None if content["owner"] is None else checked_text(str(content["owner"]), "owner")
     times = {name: None if content[name] is None else to_seconds(content[name], name) for name in TIMES}
-    for name, value in content["attributes"].items():
+    attributes = {name: value for name, value in (content["attributes"] or {}).items() if value is not None}
+    for name, value in attributes.items():
         if checked_text(name, "attribute") in TIMES:
             raise DataError(f"attribute {name!r} is a fact of its own; give it beside the attributes.")
         for one in value if isinstance(value, list) else [value]:
@@ -112,9 +108,9 @@ def _facts(content: dict[str, Any]) -> Facts:
                 checked_text(one, f"attribute {name!r}:")
     return Facts(
         categories=categories,
-        available=content["available"],
+        available=content["available"] is not False,
         owner=owner,
         published=times["published"],
         expires=times["expires"],
-        attributes=content["attributes"],
+        attributes=attributes,
     )

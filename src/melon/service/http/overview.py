@@ -63,6 +63,11 @@ Window = Annotated[str, Query(pattern=r"^[1-9][0-9]{0,5}[smhd]$", description="S
 EventPart = Literal["all", "organic", "recommended", "repeats"]
 
 
+def seconds_of(window: str) -> int:
+    """The seconds of a window such as 15m."""
+    return int(window[:-1]) * _SECONDS[window[-1]]
+
+
 class Past:
     """The last step that was done by a moment; for moments that are past it is read once."""
 
@@ -116,7 +121,7 @@ async def overview(
     """Status, quality and series of a window, with what happened in it: everything that the console's charts show."""
     backend: Backend = request.app.state.backend
     activity: Activity = request.app.state.activity
-    seconds = int(window[:-1]) * _SECONDS[window[-1]]
+    seconds = seconds_of(window)
 
     async def make() -> dict[str, Any]:
         now = time.time()

@@ -42,8 +42,8 @@ Exclude = Annotated[list[_QueryText], Query(max_length=100, description="Items t
 After = Annotated[int | None, Query(ge=0, le=1 << 62, description="An offset that the model must know.")]
 WaitMs = Annotated[int, Query(ge=0, le=MOST_WAIT_MS, description="How long to wait for that, in milliseconds.")]
 ForUser = Annotated[str | None, Query(min_length=1, max_length=256, description="Leave out what this user has had.")]
-#: Answers that took so much work are encoded in a thread.
-_IN_THREAD = 2_000
+#: Answers that took so much work are encoded in a thread, with pauses of this many seconds between lists.
+_IN_THREAD, _PAUSE_S = 2_000, 0.0005
 #: Seconds between two looks whether a client is still there.
 _LOOK_S = 0.25
 T = TypeVar("T")
@@ -92,8 +92,10 @@ async def recommend_many(request: Request, wanted: ListsIn) -> Response:
     request.app.state.bucket.charge(request.scope["key_id"], work / WORK_OF_A_REQUEST)
     users: list[Id | None] = [backend.user(one) for one in wanted.users]
     history = tuple(backend.item(one) for one in wanted.history or ())
-    exclude, pins = _items(backend, rules.exclude), tuple((pin.at, backend.item(pin.item)) for pin in rules.pin)
-    candidates = None if wanted.candidates is None else _items(backend, wanted.candidates)
+    pins = tuple((pin.at, backend.item(pin.item)) for pin in rules.pin)
+    exclude = await backend.reading(lambda: _items(backend, rules.exclude)) if rules.exclude else ()
+    named = wanted.candidates
+    candidates = None if named is None else await backend.reading(lambda: _items(backend, named))
     queries = [
         Wanted(
             source="history" if wanted.history is not None else "model",
@@ -111,13 +113,14 @@ async def recommend_many(request: Request, wanted: ListsIn) -> Response:
     lists = await unless_gone(request, backend.lists(queries))
 
     def encoded() -> bytes:
-        # One by one: the encoder keeps the interpreter to itself, and others must not wait for all of them.
-        results = b",".join(
-            to_json({**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch})
-            for query, listed in zip(queries, lists, strict=True)
-        )
+        results = []
+        for query, listed in zip(queries, lists, strict=True):
+            content = {**_plain(listed), **_served(backend, listed, query.user), "batch": listed.position.batch}
+            results.append(to_json(content))
+            if work >= _IN_THREAD:
+                time.sleep(_PAUSE_S)  # the encoder keeps the interpreter to itself; others come between two lists
         rest = to_json({"model": lists[0].about, "stale": stale, "ms": _ms(started)})
-        return b'{"results":[' + results + b"]," + rest[1:]
+        return b'{"results":[' + b",".join(results) + b"]," + rest[1:]
 
     return _json(encoded() if work < _IN_THREAD else await backend.reading(encoded))
 

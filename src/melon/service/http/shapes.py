@@ -127,26 +127,16 @@ class ListsOut(_Answer):
 
 
 class FactsIn(_Request):
-    """Facts about an item. Unavailable and expired items are in no list."""
+    """Facts about an item; null is the same as nothing. Unavailable and expired items are in no list.
+
+    A `PATCH` changes the facts that it names, and attributes one by one; null removes one.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"categories": ["news"], "owner": "u3", "attributes": {"price": 9.5, "lang": "de"}}]
         }
     )
-    categories: Annotated[list[Text], Field(max_length=100)] = []
-    available: StrictBool = True
-    owner: WireId | None = None
-    published: RawTime | None = None
-    expires: RawTime | None = None
-    attributes: Annotated[
-        dict[Text, StrictScalar | Annotated[list[StrictScalar], Field(max_length=100)]], Field(max_length=100)
-    ] = {}
-
-
-class FactsPatch(_Request):
-    """Facts to change; those that are left out stay, and null removes one. Attributes are changed one by one."""
-
     categories: Annotated[list[Text], Field(max_length=100)] | None = None
     available: StrictBool | None = None
     owner: WireId | None = None

@@ -27,7 +27,7 @@ Headers = Mapping[bytes, bytes]
 #: Headers by which a proxy says that somebody else asks.
 _FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
 #: Larger bodies are parsed in a thread, so that others need not wait.
-_IN_THREAD = 1 << 16
+IN_THREAD = 1 << 16
 #: A string, closed or cut off by the end of the body. Every match consumes what it scanned, so one pass is linear.
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
@@ -130,7 +130,7 @@ def authorise(state: Any, scope: KeyScope, headers: Headers) -> str:
 
 async def parsed(body: bytes) -> Any:
     """The same without holding up others for long."""
-    return await asyncio.to_thread(parse, body) if len(body) > _IN_THREAD else parse(body)
+    return await asyncio.to_thread(parse, body) if len(body) > IN_THREAD else parse(body)
 
 
 def parse(body: bytes) -> Any:
