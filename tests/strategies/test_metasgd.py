@@ -10,7 +10,6 @@ import torch
 from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
-    Mixed,
     look_ahead_of,
     past_and_batch,
     recommender_of,
@@ -349,18 +348,6 @@ class TestOddInput(OddInput):
 class TestAUsersOwnRecommender(OwnRecommender):
     def made(self, **settings: Any) -> MetaSGD:
         return made(share="dim", **settings)
-
-    @pytest.mark.parametrize("share", BY_ROW)
-    def test_rates_of_rows_have_an_exact_gradient_too(self, share: str) -> None:
-        past, batch = past_and_batch()
-        strategy = made(share=share)
-        updater = Updater(Mixed(dtype=np.float64), strategy, seed=7)
-        for one in past:
-            updater.learn(one)
-        situation, meta_loss = look_ahead_of(updater, batch)
-        found = worst_error(strategy, situation, meta_loss, tensors=rates_in(strategy, situation))
-        assert set(found) == {f"{table}.alpha" for table in ("taste", "flavour", "fame", "mix", "shift")}
-        assert max(found.values()) < RELATIVE, found
 
 
 class TestState(State):

@@ -24,7 +24,7 @@ from melon.strategies.melon.published import PublishedStrategy
 from melon.strategies.melon.rates import INPUTS, KNOTS, RateParameters, Roles
 from melon.strategies.melon.stream import MeLON, MeLONI, MeLONP
 from melon.strategies.melon.touch_rates import touch_rates
-from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of
+from melon.strategies.registry import STRATEGIES, space_of
 from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import batches
@@ -287,14 +287,3 @@ class TestWhatARateIsFor:
         cells = batch_rates(updater, batch_of(log, stop, stop + 250), stop, "").rows
         assert describe_rates(cells).rank >= 20
         assert min(variation_within_rows(cells).values()) > 0.02
-
-    def test_the_papers_form_has_one_for_each_parameter(self) -> None:
-        updater = learned(STRATEGIES["melon"].make(MELON_PRESETS["paper"]))
-        rates = updater.learning_rates(toy_batches()[6])
-        own = np.asarray(rates.rows)[:, [table == "user_factors" for table, _ in rates.slots]]
-        assert (own.std(1) > 0).all()
-
-    def test_the_registry_says_so(self) -> None:
-        assert "(interaction, parameter)" in STRATEGIES["melon"].summary
-        assert "per interaction" in STRATEGIES["melon_i"].summary
-        assert "per parameter" in STRATEGIES["melon_p"].summary

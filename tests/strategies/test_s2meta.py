@@ -33,7 +33,7 @@ from melon.strategies.parameters import preprocess
 from melon.strategies.registry import S2META_PRESETS, STRATEGIES
 from melon.strategies.s2meta import S2Meta, lstm_step
 from melon.testing.toys import toy_batch, toy_batches
-from situations import assert_close, equal, situation_of
+from situations import assert_close, situation_of
 
 #: Few units, so that a test sees every entry.
 SMALL = {"width": 5}
@@ -216,18 +216,6 @@ class TestRates:
         past, batch = past_and_batch()
         updater = updater_of(kind, made(**settings), past, noise=0.5, phi_noise=0.4)
         return updater, situation_of(updater, batch)[1], updater.learning_rates(batch)
-
-    @EVERY_CELL
-    def test_they_are_those_of_the_gates(self, kind: str, cell: str) -> None:
-        _, situation, rates = self.rates(kind, **CELLS[cell])
-        assert rates.raw is not None
-        assert (rates.raw > 0).all()
-        assert (rates.raw < 0.6).all()
-        assert len(torch.unique(rates.raw)) > 10
-        for wide in situation.evidence.shared_gradients:
-            block = rates.shared[wide.table]
-            assert equal(block, block[:1].expand_as(block))
-            assert block.shape == (16, situation.values[wide.table].numel())
 
     @pytest.mark.parametrize("option", ["A", "B", "row mean", "batch mean", "clamped"])
     def test_without_forgetting_they_explain_the_step(self, kind: str, option: str) -> None:
