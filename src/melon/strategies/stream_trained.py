@@ -194,9 +194,9 @@ class StreamTrainedStrategy(Strategy):
         """How fast meta-training moves a part of φ, relative to its rate."""
         return self.rates.speed(name)
 
-    def pull(self, name: str, value: Floats, start: Floats) -> Floats:
-        """The slope of the penalty of meta-training."""
-        return self.rates.pull(name, value, start)
+    def anchor(self, name: str, start: Floats) -> Floats | None:
+        """Where the penalty of meta-training draws a part of φ to; None without one."""
+        return self.rates.anchor(name, start)
 
     def seen(self, facts: Scores) -> Scores:
         """What rates see of the facts of an interaction's touches: n × (user, item taken, items drawn) × facts."""

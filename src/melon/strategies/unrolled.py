@@ -68,9 +68,9 @@ class UnrolledStrategy(LearnedStrategy):
         """How fast meta-training moves a part of φ, relative to its rate."""
         return 1.0
 
-    def pull(self, name: str, value: Floats, start: Floats) -> Floats:
-        """The slope of the penalty of meta-training, which draws a meta-parameter to where it starts."""
-        return np.zeros_like(value) if name == TEMPERATURE or name.startswith(half_life_name("")) else value - start
+    def anchor(self, name: str, start: Floats) -> Floats | None:
+        """Where the penalty of meta-training draws a meta-parameter to: where it starts; None without one."""
+        return None if name == TEMPERATURE or name.startswith(half_life_name("")) else start
 
     def open_half_lives(self, specs: Mapping[str, TableSpec], phi: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Half-lives of the tables whose idle rows decay, differentiable in φ."""

@@ -280,7 +280,7 @@ def _capped(weight: float) -> bool:
     return bool(weight >= 20.0855)  # e³ = 20.08554
 
 
-def _sums_back(model: RateModel, line: Line, column: int, log_loss: float, slopes: RateSlopes) -> float:
+def _sums_back(model: RateModel, line: Line, column: int, log_loss: float, slopes: RateSlopes) -> Any:
     """From ∂J by a column's sums (`by_sums`) to ∂J by weights; returns ∂J by log L."""
     role, by_sums, many = model.roles[column], line.by_sums, model.weights.shape[2]
     by_weights, by_base, last = slopes.weights[role], line.by_sums[0], model.knots.size
@@ -306,7 +306,7 @@ def _by_seen(model: RateModel, line: Line, role: int, k: int) -> Any:
     return _dot(model.weights[role, k], line.by_sums[: model.weights.shape[2]])
 
 
-def _bias_back(model: RateModel, log_loss: float, line: Line, c: int, slopes: RateSlopes) -> float:
+def _bias_back(model: RateModel, log_loss: float, line: Line, c: int, slopes: RateSlopes) -> Any:
     """Of an item's bias; returns ∂J by log L."""
     column, weight, by_sums = line.theta.shape[0] + c, line.bias_weights[c], line.by_sums
     role, seen, sums = model.roles[column], line.seen[column], line.sums[column]
@@ -327,7 +327,7 @@ def _bias_back(model: RateModel, log_loss: float, line: Line, c: int, slopes: Ra
     return by_log_loss
 
 
-def _slot_back(model: RateModel, log_loss: float, line: Line, s: int, slopes: RateSlopes) -> float:
+def _slot_back(model: RateModel, log_loss: float, line: Line, s: int, slopes: RateSlopes) -> Any:
     """Of a slot's vector, through its rates and their inputs to its row and gradient; returns ∂J by log L."""
     role, weights, gradient, later = model.roles[s], line.weights[s], line.gradient[s], line.later[s]
     by_log, by_pair, by_gradient, by_sums = line.work[0], line.work[1], line.by_gradient[s], line.by_sums

@@ -104,8 +104,10 @@ def meta_train(strategy: StreamTrainedStrategy | UnrolledStrategy, run: Pass) ->
         rate = scale * min(1.0, 2 * (1 - number / strategy.passes) + 0.05)
         improved: Phi = {}
         for name, value in good.items():
-            penalty = settings.meta_training_l2 * strategy.pull(name, value, start[name])
-            slope = (gradient[name] + penalty) * free[name]
+            slope, anchor = gradient[name], strategy.anchor(name, start[name])
+            if anchor is not None:
+                slope = slope + settings.meta_training_l2 * (value - anchor)
+            slope = slope * free[name]
             first[name] = _BETA_1 * first[name] + (1 - _BETA_1) * slope
             second[name] = _BETA_2 * second[name] + (1 - _BETA_2) * slope**2
             spread = np.sqrt(second[name] / (1 - _BETA_2**steps)) + _EPSILON

@@ -36,8 +36,6 @@ _ROWS = (8, *range(1, 1 + FACTS))
 _VECTOR_PLACES, _BIAS_PLACES = [13, 14, 15, 9, 10, 11, *_ROWS], [9, 10, 11, 12, *_ROWS]
 #: How the first layer of each role's network is drawn; the second starts at 0.
 WEIGHT_SPREAD, BIAS_SPREAD = 0.5 / np.sqrt(ROLE_INPUTS), 0.3
-#: How much harder the penalty draws the role of a parameter to no effect than facts and loss.
-ROLE_PULL = 20.0
 #: The spread of biases is at least this.
 _LEAST_BIAS_SPREAD = 0.05
 #: Half-lives of recent counts in interactions: a few batches, and some dozens of them.
@@ -220,11 +218,11 @@ class RateParameters:
         """How fast meta-training moves a part of φ, relative to its rate."""
         return 0.3 if name in _NETWORK else 1.0
 
-    def pull(self, name: str, value: Floats, start: Floats) -> Floats:
-        """The slope of the penalty of meta-training, which draws to the plain step: hardest the role of a parameter."""
+    def anchor(self, name: str, start: Floats) -> Floats | None:
+        """Where the penalty of meta-training draws a part of φ to: the plain step; None without one."""
         if name in ("decay", "half_lives", "temperature", "scales"):
-            return np.zeros_like(value)
-        return value - start if name == "facts" else (ROLE_PULL if name in _ROLE else 1.0) * value
+            return None
+        return start if name == "facts" else np.zeros_like(start)
 
     @property
     def knows_roles(self) -> bool:
