@@ -21,7 +21,6 @@ import json
 import time
 
 import numpy as np
-import torch
 
 import melon
 from melon.data.interactions import Interactions
@@ -58,7 +57,7 @@ def lived(recommender: str, half_life: float | None, settings: dict[str, object]
         for name in ("head_linear", "head_output"):
             table = made.tables[name]
             table.scatter(np.arange(1), 0.1 * generator.normal(size=(1, table.spec.dim)))
-        made.head.centre = torch.full_like(made.head.centre, 0.1)
+        made.head.centre = np.full_like(made.head.centre, 0.1)
     model = melon.Melon(recommender, "default")
     model._model = LiveModel(Updater(made, Default({"lr": 0.1, "half_life": half_life}), history))
     model._model.adopt(log)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from melon.adam import Adam, Moments
+from melon.strategies.adam import Adam, Moments
 
 STEPS = 7
 

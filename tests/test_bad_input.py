@@ -113,9 +113,7 @@ def test_fewer_items_than_candidates(run: Run, write: Write) -> None:
         ("who,what,when\n1,2,3\n", (), ("'who'", "--user")),
         ("user,item,time\n1,2,3\n", ("--time", "clock"), ("'clock'", "'time'")),
         ("user,item,time\n1,2,soon\n2,3,later\n", (), ("no good row", "2 ×", "soon")),
-        ("user,item,time\n1,2,-4\n1,3,nan\n", (), ("no good row", "1 ×")),
         ("user,item,time\n1,2,10\n1,3,nan\n", ("--strict",), ("line 3", "nan")),
-        ("user,item,time\n1,2,10\n1,3,-7\n", ("--strict",), ("line 3", "-7")),
         (
             "user,item,time\n1,2,10\n1,3,20\n",
             ("--min-interactions", "20"),
@@ -148,47 +146,18 @@ def test_raw_files_that_are_not_there(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (
-            ("--recommender", "bqr"),
-            2,
-            "unknown recommender 'bqr'. Did you mean 'bpr'? Choose one of: blend, bpr, ials, ncf.",
-        ),
-        (("--strategy", "fefault"), 2, "unknown strategy 'fefault'. Did you mean 'default'? Choose one of: "),
-        (
-            ("--preset", "paperr"),
-            2,
-            "unknown preset of default 'paperr'. Did you mean 'paper'? Choose one of: default, paper.",
-        ),
+        (("--recommender", "bqr"), 2, "unknown recommender 'bqr'. Did you mean 'bpr'?"),
+        (("--preset", "paperr"), 2, "unknown preset of default 'paperr'. Did you mean 'paper'?"),
         (("--candidates", "all"), 2, "Choose one of: catalogue, full-log, known."),
-        (("--pretrain", "both"), 2, "Choose one of: own, shared."),
-        (("--set", "lerning=1"), 2, "unknown setting of strategy 'default' 'lerning'."),
         (("--set", "recommender.dims=1"), 2, "unknown setting of recommender 'blend' 'dims'. Did you mean 'dim'?"),
-        (("--set", "pretrain.l3=1"), 2, "unknown setting of pre-training 'l3'. Choose one of: batch_size, epochs, l2"),
+        (("--set", "pretrain.l3=1"), 2, "unknown setting of pre-training 'l3'"),
         (("--set", "lr"), 2, "--set 'lr' must look like key=value"),
-        (("--set", "other.lr=1"), 2, "must look like key=value"),
-        (("--set", "lr=fast"), 2, "strategy 'default': lr = 'fast' is not valid"),
         (("--set", "lr=-1"), 2, "lr = -1 is not valid"),
         (("--set", "lr=NaN"), 2, "lr = nan is not valid"),
-        (("--set", "lr=Infinity"), 2, "lr = inf is not valid"),
-        (("--set", "optimizer=adam"), 2, "optimizer = 'adam' is not valid"),
-        (("--set", "recommender.dim=0"), 2, "dim = 0 is not valid"),
-        (("--set", "recommender.loss=mse"), 2, "mse"),
-        (("--set", "pretrain.epochs=-2"), 2, "epochs = -2 is not valid"),
         (("--half-life", "sometimes"), 2, "half_life = 'sometimes' must be off, auto, or a half-life"),
-        (("--half-life", "-5"), 2, "half_life = -5"),
-        (("--half-life", "nan"), 2, "half_life = nan"),
         (("--split", "0.7,0.3"), 1, "split '0.7,0.3' must be three shares"),
-        (("--split", "a,b,c"), 1, "must be three shares"),
-        (("--split", "0.7,0.2,0.2"), 1, "must be three positive shares that add up to 1"),
-        (("--split", "1,0,0"), 1, "must be three positive shares"),
-        (("--split", "nan,0.5,0.5"), 1, "must be three positive shares"),
         (("--split", "0.999,0.0005,0.0005"), 1, "leaves the test part empty"),
         (("--batch-size", "0"), 2, "batch_size = 0"),
-        (("--negatives", "0"), 2, "negatives = 0"),
-        (("--budget", "-1"), 2, "budget = -1"),
-        (("--epochs", "0"), 2, "epochs = 0"),
-        (("--seed", "-1"), 2, "seed = -1"),
-        (("--threads", "0"), 2, "threads = 0"),
         (("--recommender", "ials", "--strategy", "mwnet"), 2, "strategy 'mwnet' has nothing to update"),
         (("--config", "none.toml"), 2, "the config file none.toml cannot be read"),
         (("--json", "result.txt"), 2, "--json result.txt must end in .json"),
@@ -198,7 +167,7 @@ def test_wishes_that_cannot_be_met(words: tuple[str, ...], code: int, said: str,
     refused(run("evaluate", write(), *SMALL, *words), code, said)
 
 
-@pytest.mark.parametrize("words", ["--recommender bqr", "--set lr=-1", "--strategy x", "--epochs 0", "--set dim=3"])
+@pytest.mark.parametrize("words", ["--recommender bqr", "--set lr=-1"])
 def test_pretrain_refuses_the_same(words: str, run: Run, write: Write, tmp_path: Path) -> None:
     refused(run("pretrain", write(), "--out", tmp_path / "m", *words.split()), 2)
     assert not (tmp_path / "m").exists()

@@ -28,14 +28,12 @@ from melon.testing import (
     PAIRING_CHECKS,
     RECOMMENDER_CHECKS,
     SMALL_RECOMMENDERS,
-    check_pairing,
-    check_recommender,
-    check_strategy,
-)
-from melon.testing.pairing import (
     UNEXPLAINED,
     Family,
     Pairing,
+    check_pairing,
+    check_recommender,
+    check_strategy,
     finite_after_many_batches,
     learning_rates_explain_the_update,
 )

@@ -122,15 +122,6 @@ class TestLearn:
         assert "the list of a newcomer" in run("recommend", model, "--user", "nobody yet").out
         assert "newcomer)" not in run("recommend", model, "--user", "newcomer").out
 
-    def test_how_well_it_foresaw(self, model: Path, tmp_path: Path, run: Run) -> None:
-        live = melon.load(model)
-        (best,) = live.recommend(["u3"], k=5)
-        sure = [("u3", one.item, 2_000_000_000) for one in best[:1]]
-        ended = run("learn", model, csv(sure, tmp_path / "new.csv"), "--out", tmp_path / "other")
-        assert "HR@5 before learning 1.000 (whole catalogue, 1 first-time events)" in ended.out
-        again = run("learn", tmp_path / "other", tmp_path / "new.csv")
-        assert "HR@5" not in again.out  # nothing new to foresee
-
     def test_prepared_streams_and_columns(self, model: Path, tmp_path: Path, run: Run) -> None:
         raw = csv(LOG[300:], tmp_path / "new.csv")
         assert run("data", "prepare", raw, "--out", tmp_path / "s.parquet", "--min-interactions", "1").code == 0

@@ -54,6 +54,8 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+#: The heading under which a page has the settings that several of its entries share.
+COMMON = "Settings in common"
 COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
@@ -96,8 +98,9 @@ def test_every_choice_has_a_heading_and_its_settings_a_line(entry: Entry, page: 
 
 
 def undocumented(entry: Entry, text: str) -> list[str]:
-    """Own settings and presets that a page does not name under the heading of an entry."""
-    told = section(text, entry.name)
+    """Own settings and presets that a page names neither under the heading of an entry nor among common settings."""
+    told = section(text, entry.name) + (section(text, COMMON) if f"## {COMMON}" in text else "")
+    told += "".join(section(text, other) for other in re.findall(r"^\| (?:all|others) of `(\w+)`", told, re.MULTILINE))
     settings = entry.load().settings_type.model_fields.keys() - StrategySettings.model_fields.keys()
     return sorted(name for name in (*settings, *entry.presets) if f"`{name}`" not in told)
 

@@ -125,32 +125,20 @@ class TestNotebooks:
         assert "(auto)" not in repr(Melon("blend", "default"))
 
 
-class TestNumbersOfNumpy:
-    @pytest.mark.parametrize(
-        "given",
-        [
-            {"seed": np.int64(3)},
-            {"epochs": np.int64(1)},
-            {"batch_size": np.int32(16)},
-            {"budget": np.uint8(0)},
-            {"minutes": np.float32(2)},
-            {"half_life": np.float64(100)},
-            {"settings": {"lr": np.float32(0.1)}},
-            {"pretrain_settings": {"l2": np.float64(0.1)}},
-            {"recommender_settings": {"dim": np.int64(4)}},
-        ],
-        ids=lambda given: next(iter(given)),
-    )
-    def test_what_was_fitted_can_be_saved_and_loaded(self, given: dict[str, Any], tmp_path: Path) -> None:
-        model = Melon(**{**QUICK, "recommender": "bpr", "strategy": "default"} | given).fit(LOG)
-        model.save(tmp_path)
-        loaded = melon.load(tmp_path)
-        for name, value in given.items():
-            stored = getattr(model, name)
-            assert not isinstance(stored, np.generic)
-            assert stored == value
-            if name != "recommender_settings":
-                assert getattr(loaded, name) == stored
+def test_numbers_of_numpy_can_be_saved_and_loaded(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"seed": np.int64(3), "epochs": np.int64(1), "batch_size": np.int32(16)}
+    given |= {"budget": np.uint8(0), "minutes": np.float32(2), "half_life": np.float64(100)}
+    given |= {"settings": {"lr": np.float32(0.1)}, "pretrain_settings": {"l2": np.float64(0.1)}}
+    small = {"dim": np.int64(4)}
+    model = Melon("bpr", "default", **QUICK | given | {"recommender_settings": small}).fit(LOG)
+    model.save(tmp_path)
+    loaded = melon.load(tmp_path)
+    assert model.recommender_settings == small
+    for name, value in given.items():
+        stored = getattr(model, name)
+        assert not isinstance(stored, np.generic)
+        assert stored == value
+        assert getattr(loaded, name) == stored
 
 
 @pytest.mark.parametrize(
@@ -158,19 +146,18 @@ class TestNumbersOfNumpy:
     [
         ({"minutes": "5"}, "minutes = '5' must be a number"),
         ({"minutes": float("inf")}, "minutes = inf must be a finite number"),
-        ({"minutes": float("nan")}, "minutes = nan"),
         ({"recommender": 5}, "recommender = 5 must be a name"),
-        ({"strategy": None}, "strategy = None must be a name"),
+        ({"recommender": "bqr"}, "Did you mean 'bpr'"),
         ({"settings": [1]}, r"settings = \[1\] must be a dict"),
-        ({"settings": {1: 2}}, "settings = {1: 2} must be a dict"),
         ({"settings": {"lr": object()}}, r"settings\['lr'\] = .* is no plain value"),
-        ({"dtype": ["float32"]}, r"dtype = \['float32'\] must be one of: float32, float64"),
+        ({"settings": {"speed": 1}}, "speed"),
+        ({"recommender_settings": {"dim": 0}}, "dim = 0"),
+        ({"pretrain_settings": {"l3": 1}}, "l3"),
+        ({"dtype": "float16"}, "dtype = 'float16' must be one of: float32, float64"),
         ({"threads": 10**5}, "threads = 100000 must be between 1 and 1,024"),
         ({"seed": 1.5}, "seed = 1.5 must be a whole number"),
-        ({"seed": -1}, "seed = -1"),
         ({"batch_size": True}, "batch_size = True"),
         ({"half_life": "fast"}, "half_life = 'fast' must be off, auto, or a half-life"),
-        ({"half_life": -5}, "half_life = -5 must be off, auto, or a half-life"),
         ({"half_life": [1]}, "half_life = .* must be a number"),
     ],
 )

@@ -134,8 +134,9 @@ class TestFrames:
 class TestShown:
     def test_text(self, result: Evaluation) -> None:
         lines = repr(result).splitlines()
-        assert lines[0] == "bpr with eals on 1,000 interactions, 250 of them evaluated, 2 seeds"
-        assert lines[1].split() == ["method", "HR@5", "HR@10", "HR@20", "NDCG@5", "NDCG@10", "NDCG@20"]
+        assert lines[0].startswith("In lists of the whole catalogue, eALS has NDCG@10 ")
+        assert lines[1] == "bpr with eals on 1,000 interactions, 250 of them evaluated, 2 seeds"
+        assert lines[2].split() == ["method", "HR@5", "HR@10", "HR@20", "NDCG@5", "NDCG@10", "NDCG@20"]
         assert lines[-1].startswith("eals")
 
     def test_notebook(self, result: Evaluation) -> None:

@@ -10,6 +10,7 @@ tracks and HR@5 / NDCG@10 among sampled candidates. The baselines' scores are th
 from __future__ import annotations
 
 import argparse
+from copy import deepcopy
 
 import numpy as np
 
@@ -43,9 +44,10 @@ def measured(name: str, settings: dict[str, object], epochs: int) -> str:
     selection = Selection(log.head(parts.validation_stop), parts, plan)
     start = refit(plan, selection.before_window, {"l2": 0.03, "epochs": epochs}, observed={})
     ranks: dict[str, list[Floats]] = {track: [] for track in (*TRACKS, "sampled")}
-    for point in selection.through(selection.at_window("default", {"lr": 0.3}, start), by_lists=True):
+    updater = selection.at_window("default", {"lr": 0.3}, start)
+    ranks["sampled"] = [point.ranks.rank for point in selection.through(deepcopy(updater))]
+    for point in selection.through(updater, by_lists=True):
         assert point.lists is not None
-        ranks["sampled"].append(point.ranks.rank)
         for track in TRACKS:
             ranks[track].append(point.lists.tracks[track].rank)
     texts = []

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 import melon
 from melon.data import files
 from melon.data.files import load_stream
-from melon.data.prepare import frequent, prepare
+from melon.data.prepare import prepare
 from melon.errors import DataError, SettingsError
 
 Event = tuple[Any, Any, int]
@@ -105,41 +104,16 @@ def test_round_trip_through_json(events: list[Event], tmp_path_factory: pytest.T
     assert loaded(folder / "s.parquet") == [(f"u{user}", f"i{item}", time) for user, item, time in in_time(events)]
 
 
-@given(
-    pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60),
-    minimum=st.integers(1, 5),
-    k_core=st.booleans(),
-)
-@settings(max_examples=60)
-def test_filter_agrees_with_a_slow_twin(pairs: list[tuple[int, int]], minimum: int, k_core: bool) -> None:
-    expected = list(range(len(pairs)))
-    while True:
-        users = Counter(pairs[n][0] for n in expected)
-        items = Counter(pairs[n][1] for n in expected)
-        kept = [n for n in expected if users[pairs[n][0]] >= minimum and items[pairs[n][1]] >= minimum]
-        done = kept == expected or not k_core
-        expected = kept
-        if done:
-            break
-    users_, items_ = (np.array(column) for column in zip(*pairs, strict=True))
-    assert frequent(users_, items_, minimum, k_core=k_core)[0].tolist() == expected
-
-
 def write_log(path: Path, users: list[int], items: list[int]) -> None:
     rows = [f"{user},{item},{n}" for n, (user, item) in enumerate(zip(users, items, strict=True))]
     path.write_text("\n".join(["user,item,time", *rows]))
 
 
-def test_one_pass_and_k_core(tmp_path: Path) -> None:
-    # Item 9 has two events, one of them by user 3, who has one only: after the first pass item 9 is too rare.
+def test_users_and_items_are_dropped_by_counts_taken_once(tmp_path: Path) -> None:
+    # Item 9 has two events, one of them by user 3, who has one only: item 9 stays, though one of its events goes.
     write_log(tmp_path / "raw.csv", [1, 1, 1, 2, 2, 3], [7, 8, 9, 7, 8, 9])
     once = prepare(tmp_path / "raw.csv", out=tmp_path / "once.parquet", min_interactions=2)
-    assert (once.interactions, once.filtered, once.filter_rounds) == (5, 1, 1)
-    core = prepare(tmp_path / "raw.csv", out=tmp_path / "core.parquet", min_interactions=2, k_core=True)
-    assert (core.interactions, core.users, core.items) == (4, 2, 2)
-    assert core.filter_rounds == 3
-    again = prepare(tmp_path / "core.parquet", out=tmp_path / "again.parquet", min_interactions=2, k_core=True)
-    assert (again.filtered, again.filter_rounds) == (0, 1)
+    assert (once.interactions, once.filtered) == (5, 1)
 
 
 def test_what_is_written(tmp_path: Path) -> None:

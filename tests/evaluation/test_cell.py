@@ -166,11 +166,6 @@ def test_default_beside_itself_is_the_tuned_baseline(flips: Interactions, small:
     assert result.record["config"]["chosen"].keys() == {"pretrain", "default", "recent_popularity", *BASELINES}
 
 
-def test_every_strategy_got_the_same_number_of_trials(eals: CellResult) -> None:
-    chosen = eals.record["config"]["chosen"]
-    assert {name: len(chosen[name]["trials"]) for name in ("default", "eals")} == {"default": 2, "eals": 2}
-
-
 def test_what_is_fixed_is_not_searched(flips: Interactions, small: MakeConfig) -> None:
     result = Cell(flips, small(strategy="eals", settings={"lr": 0.05, "w_new": 2.0}, budget=3)).run()
     trials = result.record["config"]["chosen"]["eals"]["trials"]
@@ -286,21 +281,6 @@ def test_the_seal_opens_only_for_choices(flips: Interactions, small: MakeConfig)
     assert len(sealed.training) == 700
     assert sealed.before_test.n_items == int(flips.items[:750].max()) + 1
     assert sealed.open({}) is flips
-
-
-def test_selection_sees_the_log_up_to_the_test_part(
-    flips: Interactions, small: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-
-    class Spy(Selection):
-        def __init__(self, log: Interactions, *given: Any) -> None:
-            seen.append(len(log))
-            super().__init__(log, *given)
-
-    monkeypatch.setattr(fit_module, "Selection", Spy)
-    Cell(flips, small()).choose()
-    assert seen == [750]
 
 
 # Ways to run.

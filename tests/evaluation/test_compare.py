@@ -5,13 +5,6 @@ import pytest
 
 from melon.errors import StreamError
 from melon.evaluation.compare import Comparison, Sides, compare, compare_mean, conclusions, holm
-from melon.evaluation.ranking import gains, hits
-
-
-def test_hits_and_gains_by_hand() -> None:
-    rank = np.array([1.0, 5.0, 5.5, 10.0, 11.0])
-    assert hits(rank).tolist() == [1, 1, 0, 0, 0]
-    assert gains(rank) == pytest.approx([1, 1 / np.log2(6), 1 / np.log2(6.5), 1 / np.log2(11), 0])
 
 
 def test_equal_methods_do_not_differ() -> None:

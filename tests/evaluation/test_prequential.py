@@ -263,18 +263,6 @@ def test_what_comes_later_changes_no_rank(name: str, mode: str) -> None:
         assert one.rank.tobytes() != other.rank.tobytes()
 
 
-@pytest.mark.parametrize("name", PREDICTORS)
-def test_the_same_run_gives_the_same_bytes(name: str) -> None:
-    log = changing_log()
-    ranks = []
-    for _ in range(2):
-        tally = Tally()
-        for point in run(log, PREDICTORS[name](log)):
-            tally.add(point)
-        ranks.append((tally.rank.tobytes(), tally.loss))
-    assert ranks[0] == ranks[1]
-
-
 def test_scoring_changes_nothing() -> None:
     log = changing_log()
     model = updater(log, "bpr", "default", {"optimizer": "adam_lazy", "lr": 0.01})

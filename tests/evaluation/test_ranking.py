@@ -124,19 +124,3 @@ def test_a_random_ranker_gets_the_known_values() -> None:
     found = metrics(rank_first(scores, "a test").rank)
     known = {"HR@5": 0.05, "HR@10": 0.1, "HR@20": 0.2, "NDCG@5": 0.0295, "NDCG@10": 0.0454, "NDCG@20": 0.0704}
     assert found == {name: pytest.approx(value, abs=0.006) for name, value in known.items()}
-
-
-def test_one_more_metric_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from melon.evaluation.ranking import METRICS
-    from melon.evaluation.table import metric_table
-    from melon.service.learner.quality import rank_counts, shares
-
-    monkeypatch.setitem(METRICS, "MRR@10", lambda rank: np.where(rank <= 10, 1 / rank, 0.0))
-    rank = np.array([1.0, 2.0, 30.0])
-    scores = metrics(rank)
-    assert scores["MRR@10"] == pytest.approx(0.5)
-    assert shares(rank_counts(rank))["MRR@10"] == pytest.approx(0.5)
-    table = metric_table([("x", "x", scores)], list(METRICS))
-    assert "MRR@10" in table.to_csv()
-    assert "MRR@10" in table.to_html()
-    assert "MRR@10" in str(table)

@@ -219,3 +219,21 @@ def test_rows_alone_are_judged_without_what_is_observed(log: Interactions, parts
     whole = deploy(Default(), start, selection.before_window)
     assert selection.judged(RowsAlone(quick)) == selection.judged(RowsAlone(whole))
     assert quick.recommender.streaming_state()["counts.events"].tolist() == [0]
+
+
+def test_trials_that_share_the_window_are_those_that_observe_it_themselves(log: Interactions, parts: Parts) -> None:
+    own_past = {**SETTINGS, "inputs": ("profiles", "preferences", "own"), "head_own_share": 0.2}
+    plan = replace(BLEND, recommender_settings={**own_past, "transitions": True})
+    selection = selection_of(log, parts, plan)
+    start, settings = before_window(selection, plan), {"lr": 0.2, "half_life": 500.0}
+    alone = selection.at_window("default", settings, start)
+    with selection._sharing("default", start, None):
+        shared = [selection.at_window("default", settings, start) for _ in range(2)][1]
+    for one, other in zip(*(each.recommender.tables.values() for each in (alone, shared)), strict=True):
+        parts_of = [{name: part.tobytes() for name, part in table.state().items()} for table in (one, other)]
+        assert parts_of[0] == parts_of[1], one.spec.name
+    states = [each.recommender.streaming_state() for each in (alone, shared)]
+    assert {name: each.tobytes() for name, each in states[0].items()} == {
+        name: each.tobytes() for name, each in states[1].items()
+    }
+    assert selection.judged(alone) == selection.judged(shared)

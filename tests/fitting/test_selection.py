@@ -103,28 +103,6 @@ def test_a_log_that_holds_test_events_is_refused(log: Interactions, parts: Parts
             Selection(wrong, parts, PLAN)
 
 
-def test_another_test_part_changes_no_choice_and_no_score(log: Interactions, parts: Parts) -> None:
-    """Garbage of another length, on other users and items, behind the validation part: bit for bit the same choices."""
-    kept, rng = parts.validation_stop, np.random.default_rng(0)
-    extra = 77
-    other = Interactions.from_ids(
-        np.concatenate([log.user_ids[log.users[:kept]], rng.integers(10**6, 10**7, extra)]),
-        np.concatenate([log.item_ids[log.items[:kept]], rng.integers(10**6, 10**7, extra)]),
-        np.concatenate([log.times[:kept], log.times[kept - 1] + rng.integers(0, 10**9, extra).cumsum()]),
-    )
-    assert other.n_items > log.n_items
-    chosen = choose(log, parts)
-    again = choose(other, Parts(parts.train_stop, parts.validation_stop, len(other)))
-    assert json.dumps(chosen[0]) == json.dumps(again[0])
-    assert chosen[1] == again[1]
-
-
-def test_choices_repeat_themselves_and_can_be_written_down(log: Interactions, parts: Parts) -> None:
-    one, other = (choose(log, parts) for _ in range(2))
-    assert one == other
-    assert json.loads(json.dumps(one[0], allow_nan=False)) == one[0]
-
-
 def test_every_strategy_gets_the_same_number_of_trials(log: Interactions, parts: Parts) -> None:
     _, start = window(log, parts, budget=1).pretraining()
     for budget in (1, 4):
@@ -144,15 +122,6 @@ def test_where_time_is_up_each_choice_has_one_trial_and_it_is_said_once(log: Int
         "1e-09 minutes of choosing are over: the best settings so far are taken"
     ]
     assert selection.time_is_up
-
-
-def test_a_limit_that_is_not_reached_changes_nothing(log: Interactions, parts: Parts) -> None:
-    def chosen(minutes: float | None) -> Plain:
-        selection = window(log, parts, minutes=minutes, budget=2)
-        pretraining, start = selection.pretraining()
-        return {"pretrain": pretraining.plain(), "default": selection.strategy("default", start, {}).plain()}
-
-    assert chosen(600.0) == chosen(None)
 
 
 def test_every_trial_starts_from_the_same_recommender(
@@ -308,17 +277,6 @@ def test_copies_are_independent(log: Interactions, parts: Parts) -> None:
     assert bytes_of(PretrainedState.of(PLAN, state.copy())) == wanted
 
 
-def test_the_grid_of_default_holds_what_a_tuned_default_means() -> None:
-    axes = STRATEGIES["default"].space.axes
-    assert set(axes["optimizer"]) == {"sgd", "adam_lazy"}
-    assert set(axes["reduction"]) == {"sum", "mean"}
-    rates = np.log(axes["lr"])
-    assert np.ptp(rates) > np.log(1_000)
-    steps = np.diff(rates)
-    assert (steps > 0).all()
-    assert steps.max() <= 1.06 * np.log(10) / 2
-
-
 @pytest.mark.parametrize(("clock", "unit"), [("interactions", 1.0), ("seconds", None)])
 def test_open_half_life_is_tried_at_a_middling_and_at_a_short_half_life_first(
     log: Interactions, parts: Parts, clock: str, unit: float | None
@@ -329,11 +287,6 @@ def test_open_half_life_is_tried_at_a_middling_and_at_a_short_half_life_first(
     unit = unit or float(before_test[-1] - before_test[0]) / len(before_test)
     assert [trial.settings["half_life"] / unit for trial in choice.trials] == pytest.approx([10_000, 1_000, 10_000])
     assert [trial.settings["optimizer"] for trial in choice.trials] == ["sgd", "sgd", "adam_lazy"]
-
-
-def test_half_life_that_is_settled_is_not_searched(log: Interactions, parts: Parts) -> None:
-    choice = window(log, parts, budget=4).strategy("default", untrained(PLAN, log), {"half_life": None})
-    assert {trial.settings["half_life"] for trial in choice.trials} == {None}
 
 
 class TestJudgedAfterTrainingAgain:

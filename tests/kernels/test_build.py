@@ -32,7 +32,7 @@ def test_the_process_that_compiles_has_the_bits_of_the_next_one(tmp_path: Path) 
     """Where a process ran what it had compiled itself, MeLON's rows differed from those of every later process."""
     code = """
 import hashlib
-from melon.testing.toys import toy_batches
+from melon.testing import toy_batches
 from melon.learning.updater import Updater
 from melon.models.bpr import BPR
 from melon.strategies.melon.published import PublishedMeLON as MeLON

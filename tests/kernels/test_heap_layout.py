@@ -33,9 +33,7 @@ from melon.strategies.melon.stream import MeLON as RateMeLON
 from melon.stream.candidates import Candidates
 from melon.stream.history import PartnerRings
 from melon.stream.split import split
-from melon.testing import SMALL_RECOMMENDERS
-from melon.testing.pairing import Pairing
-from melon.testing.toys import toy_batches, toy_log
+from melon.testing import SMALL_RECOMMENDERS, Pairing, toy_batches, toy_log
 
 _ORDERS, _CALLS = 6, 12
 

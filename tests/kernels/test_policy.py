@@ -21,7 +21,7 @@ from melon.models.bpr import BPR
 from melon.models.ncf import NCF
 from melon.strategies.default import Default
 from melon.strategies.melon.published import PublishedMeLON
-from melon.testing.toys import toy_batches
+from melon.testing import toy_batches
 
 
 @pytest.fixture(autouse=True)

@@ -69,7 +69,7 @@ def test_every_strategy_can_be_looked_at(
 ) -> None:
     folder = saved(recommender, strategy, settings)
     model, _ = LiveModel.load(folder)
-    found = explain_batch(model, log, at=None, batch=0, batch_size=50)
+    found = explain_batch(model, log, at=None, batch_size=50)
     assert found.about["event"] == LEARNED
     assert found.rows.rates.shape == found.rows.gradients.shape
     assert sum(size for _, size in found.rows.groups) == found.rows.rates.shape[1]
@@ -92,14 +92,14 @@ def test_newcomers_stand_behind_the_known(saved: Callable[..., Path]) -> None:
     assert batch.users.tolist() == [users, model.users.rows([0])[0], users + 1, users]
     assert batch.items.tolist() == [model.items.rows([0])[0], items, model.items.rows([0])[0], items + 1]
     assert (len(model.users), len(model.items)) == (users, items)
-    assert explain_batch(model, strangers, at=0, batch=0, batch_size=4).rows.rates.shape[0] == 4
+    assert explain_batch(model, strangers, at=0, batch_size=4).rows.rates.shape[0] == 4
 
 
 def test_it_is_the_batch_that_would_be_learned(saved: Callable[..., Path], log: Interactions) -> None:
     """The same rates as the model shows when its turn comes."""
     folder = saved("bpr", "melon", {"form": "paper"})
     model, _ = LiveModel.load(folder)
-    found = explain_batch(model, log, at=None, batch=0, batch_size=50)
+    found = explain_batch(model, log, at=None, batch_size=50)
     other, _ = LiveModel.load(folder)
     seen: list[Any] = []
     plain = other.updater.strategy.propose
@@ -121,12 +121,10 @@ def test_it_is_the_batch_that_would_be_learned(saved: Callable[..., Path], log: 
 class TestWhichBatch:
     def about(self, saved: Callable[..., Path], log: Interactions, **asked: Any) -> Any:
         model, _ = LiveModel.load(saved("bpr", "default"))
-        return explain_batch(model, log, **{"at": None, "batch": 0, "batch_size": 50, **asked}).about
+        return explain_batch(model, log, **{"at": None, "batch_size": 50, **asked}).about
 
     def test_as_asked(self, saved: Callable[..., Path], log: Interactions) -> None:
         assert self.about(saved, log, at=10)["event"] == 10
-        assert self.about(saved, log, at=10, batch=2)["event"] == 110
-        assert self.about(saved, log, batch=1)["event"] == LEARNED + 50
 
     def test_the_end_may_be_short(self, saved: Callable[..., Path], log: Interactions) -> None:
         assert self.about(saved, log, at=790)["interactions"] == 10
@@ -136,16 +134,16 @@ class TestWhichBatch:
         assert about["event"] == LEARNED - 50
         assert "last events" in about["note"]
 
-    @pytest.mark.parametrize("asked", [{"at": 800}, {"at": -1}, {"batch": 9}, {"batch": -1}, {"batch_size": 0}])
+    @pytest.mark.parametrize("asked", [{"at": 800}, {"at": -1}, {"batch_size": 0}])
     def test_there_is_no_such_batch(self, asked: Any, saved: Callable[..., Path], log: Interactions) -> None:
-        with pytest.raises(SettingsError, match="--at, --batch or --batch-size"):
+        with pytest.raises(SettingsError, match="--at or --batch-size"):
             self.about(saved, log, **asked)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", pytest.param(".pdf", marks=pytest.mark.slow)])
 def test_a_picture_of_each_kind(suffix: str, saved: Callable[..., Path], log: Interactions, tmp_path: Path) -> None:
     model, _ = LiveModel.load(saved("ncf", "melon"))
-    found = explain_batch(model, log, at=None, batch=0, batch_size=20)
+    found = explain_batch(model, log, at=None, batch_size=20)
     draw_rates(found, tmp_path / f"one{suffix}")
     assert (tmp_path / f"one{suffix}").stat().st_size > 5_000
     if suffix != ".pdf":
@@ -155,7 +153,7 @@ def test_a_picture_of_each_kind(suffix: str, saved: Callable[..., Path], log: In
 
 def test_rates_that_do_not_vary_can_be_drawn(saved: Callable[..., Path], log: Interactions, tmp_path: Path) -> None:
     model, _ = LiveModel.load(saved("bpr", "default"))
-    draw_rates(explain_batch(model, log, at=0, batch=0, batch_size=1), tmp_path / "one.png")
+    draw_rates(explain_batch(model, log, at=0, batch_size=1), tmp_path / "one.png")
     assert (tmp_path / "one.png").exists()
 
 
@@ -197,7 +195,7 @@ class TestCommand:
     def test_numbers_for_a_program(
         self, run: Callable[..., Any], stream: Path, saved: Callable[..., Path], tmp_path: Path
     ) -> None:
-        words = ("--out", tmp_path / "e.png", "--json", "--at", 100, "--batch", 1, "--batch-size", 30)
+        words = ("--out", tmp_path / "e.png", "--json", "--at", 130, "--batch-size", 30)
         code, told, _ = run(saved("bpr", "melon", {"form": "paper"}), stream, *words)
         assert code == 0
         record = json.loads(told)

@@ -20,7 +20,7 @@ from melon.strategies.melon.published import PublishedMeLON
 from melon.strategies.registry import STRATEGIES as REGISTERED
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
-from melon.testing.pairing import state_of
+from melon.testing import state_of
 
 RECOMMENDERS = {"bpr": (BPR, {"dim": 4}), "ncf": (NCF, {"dim": 3, "layers": (4, 3)})}
 STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {

@@ -29,8 +29,7 @@ from melon.strategies.default import Default
 from melon.stream.batch import batch_of
 from melon.stream.history import History
 from melon.tables import Table
-from melon.testing import check_pairing, check_recommender
-from melon.testing.toys import toy_batches, toy_log
+from melon.testing import check_pairing, check_recommender, toy_batches, toy_log
 from melon.types import AnyArray
 
 SMALL = {"dim": 6, "head_units": 4, "head_negatives": 3, "slots": 64}

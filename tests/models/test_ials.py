@@ -17,8 +17,7 @@ from melon.models.streaming.ials import ImplicitALS, partners_after
 from melon.strategies.default import Default
 from melon.strategies.melon.published import PublishedMeLON
 from melon.stream.history import RING, History
-from melon.testing import check_pairing
-from melon.testing.toys import toy_batches, toy_log
+from melon.testing import check_pairing, toy_batches, toy_log
 from melon.types import Ints
 
 DIM, MISSING, REG = 4, 0.02, 0.05

@@ -112,7 +112,7 @@ def test_a_forgotten_user_has_nothing(log: Interactions) -> None:
     own.forget_user(10_000)
 
 
-@pytest.mark.parametrize(("name", "value"), [("heads", 10**6), ("after", 299), ("items", -1), ("sizes", 10**5)])
+@pytest.mark.parametrize(("name", "value"), [("heads", 10**6), ("after", 99), ("items", -1), ("sizes", 10**5)])
 def test_a_damaged_state_is_refused(log: Interactions, name: str, value: int) -> None:
     own, _ = followed(log, 300)
     state: dict[str, Any] = own.state()

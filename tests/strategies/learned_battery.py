@@ -34,8 +34,7 @@ from melon.strategies.base import Proposal, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import LearnedStrategy
 from melon.strategies.melon.published import PublishedMeLONI
-from melon.testing.pairing import state_of
-from melon.testing.toys import toy_batch, toy_batches
+from melon.testing import state_of, toy_batch, toy_batches
 from situations import assert_close, equal
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)

@@ -23,8 +23,7 @@ from melon.strategies.base import Situation
 from melon.strategies.learned import LearnedStrategy, MetaLoss
 from melon.stream.batch import Batch
 from melon.tables import TableSpec
-from melon.testing.pairing import state_of
-from melon.testing.toys import toy_batches
+from melon.testing import state_of, toy_batches
 from situations import assert_close, equal, situation_of, tensors_of
 
 KINDS = ("bpr", "ncf")

@@ -31,8 +31,7 @@ from melon.strategies.melon.published import PublishedStrategy
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.batch import Batch, batch_of
 from melon.stream.history import History
-from melon.testing.pairing import state_of
-from melon.testing.toys import toy_batch, toy_batches, toy_log
+from melon.testing import state_of, toy_batch, toy_batches, toy_log
 from situations import assert_close, equal, situation_of
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from melon.strategies.melon.pairs import rates
 from melon.strategies.parameters import Parameters, preprocess
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.history import History
-from melon.testing.toys import toy_batches
+from melon.testing import toy_batches
 from situations import equal
 
 DTYPE = torch.float64

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from melon.strategies.meta_adam import MetaAdam
+from melon.strategies.adam import MetaAdam
 from situations import assert_close, equal
 
 DTYPE = torch.float64

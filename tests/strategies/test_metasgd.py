@@ -32,7 +32,7 @@ from melon.strategies.learned import MetaLoss
 from melon.strategies.metasgd import MetaSGD
 from melon.strategies.registry import STRATEGIES
 from melon.tables import TableSpec
-from melon.testing.toys import toy_batch, toy_batches
+from melon.testing import toy_batch, toy_batches
 from situations import equal
 
 SHARES = ("scalar", "row", "dim", "table")

@@ -25,7 +25,7 @@ from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
 from melon.strategies.mwnet import MWNet
 from melon.strategies.registry import STRATEGIES
-from melon.testing.toys import toy_batches
+from melon.testing import toy_batches
 from situations import assert_close, equal, situation_of
 
 SMALL = {"hidden": 7, "init": "drawn", "lr": 0.1}

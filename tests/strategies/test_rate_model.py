@@ -29,7 +29,7 @@ from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import batches
 from melon.tables import TableSpec
-from melon.testing.toys import toy_batches
+from melon.testing import toy_batches
 
 DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 SPECS = {

@@ -32,7 +32,7 @@ from melon.strategies.learned import MetaLoss
 from melon.strategies.parameters import preprocess
 from melon.strategies.registry import S2META_PRESETS, STRATEGIES
 from melon.strategies.s2meta import S2Meta, lstm_step
-from melon.testing.toys import toy_batch, toy_batches
+from melon.testing import toy_batch, toy_batches
 from situations import assert_close, situation_of
 
 #: Few units, so that a test sees every entry.

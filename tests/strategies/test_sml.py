@@ -32,7 +32,7 @@ from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import STRATEGIES
 from melon.strategies.sml import SML, SMLSettings, Transfer
-from melon.testing.toys import toy_batches
+from melon.testing import toy_batches
 from situations import assert_close, situation_of
 
 #: A narrow network, so that a test is quick.

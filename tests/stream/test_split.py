@@ -35,12 +35,6 @@ def test_parts_cover_the_stream_in_order_or_are_refused(n: int, first: float, se
     assert split(log_of(list(range(n))), shares) == Parts(*cuts, n)
 
 
-def slow_next_change(times: list[int], cut: int) -> int:
-    while 0 < cut < len(times) and times[cut] == times[cut - 1]:
-        cut += 1
-    return cut
-
-
 @given(st.integers(0, 50), st.integers(0, 80), st.integers(1, 30))
 def test_batches_tile_a_part_and_only_the_last_is_short(start: int, length: int, size: int) -> None:
     ranges = list(batches(start, start + length, size))
@@ -162,7 +156,7 @@ def test_batches_of_a_read_only_log_can_be_learned() -> None:
     from melon.models.bpr import BPR
     from melon.strategies.default import Default
     from melon.stream.batch import batch_of
-    from melon.testing.toys import toy_log
+    from melon.testing import toy_log
 
     log = toy_log(48)
     for part in (log.users, log.items, log.times):

@@ -35,9 +35,6 @@ def data_prepare(
         int,
         typer.Option(help="Drop users and items with fewer; 20 is the MeLON paper's.", rich_help_panel=_FILTER),
     ] = 1,
-    k_core: Annotated[
-        bool, typer.Option("--k-core", help="Repeat that until nothing more is dropped.", rich_help_panel=_FILTER)
-    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first bad row.", rich_help_panel=_FILTER)
     ] = False,
@@ -56,7 +53,6 @@ def data_prepare(
         **columns,
         missing=None if missing is None else [text for text in missing.split(",") if text],
         min_interactions=min_interactions,
-        k_core=k_core,
         strict=strict,
     )
     show_preparation(report, out)

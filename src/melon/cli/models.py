@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from melon.cli.options import AUTO_EVALUATION, OUTPUT, RAW, AsJson, Model, Stream, requested, takes
+
+if TYPE_CHECKING:
+    from melon.data.ids import IdBook, Ids
+    from melon.data.interactions import Interactions
 
 #: Options that a model does not have which is trained on a whole stream.
 _OF_EVALUATIONS_ONLY = (
@@ -143,7 +149,6 @@ def explain(
         int | None,
         typer.Option(help="The event at which the batch starts. (default: the first that is new to the model)"),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Start this many batches later.")] = 0,
     batch_size: Annotated[
         int | None, typer.Option(help="Interactions in the batch. (default: as the model learns)")
     ] = None,
@@ -156,7 +161,7 @@ def explain(
     from melon.lab.figures import explain_model
     from melon.lab.terminal import show_rates
 
-    rates = explain_model(checkpoint, stream, out=out, at=at, batch=batch, batch_size=batch_size)
+    rates = explain_model(checkpoint, stream, out=out, at=at, batch_size=batch_size)
     show_rates(rates, out, as_json=json)
 
 
@@ -233,20 +238,53 @@ def learn(
     Users and items may be new. The folder holds the old model until the new one is complete.
     """
     from melon.atomic import require_writable
-    from melon.catchup import catch_up, read_new
     from melon.estimator import load
-    from melon.progress import say
+    from melon.progress import counted, say
 
     target = out or model
     loaded = load(model)
     require_writable(target / "model")
-    log, notes = read_new(list(new), loaded.live, **columns)
+    log, notes = _read(new, columns)
+    users, items = loaded.live.users, loaded.live.items
+    log = replace(log, user_ids=_as_in(users, log.user_ids), item_ids=_as_in(items, log.item_ids))
     for note in notes:
         say(note)
-    learned = catch_up(loaded, log)
-    loaded.save(target)
-    say(str(learned))
+    known = loaded.n_users, loaded.n_items
+    loaded.partial_fit(log).save(target)
+    new_users, new_items = loaded.n_users - known[0], loaded.n_items - known[1]
+    counts = counted(new_users, "new user"), counted(new_items, "new item")
+    say(f"learned {counted(len(log), 'interaction')}, {', '.join(counts)}")
     say(f"wrote {target}")
+
+
+def _read(paths: Sequence[Path], columns: dict[str, Any]) -> tuple[Interactions, Sequence[str]]:
+    """A prepared stream, or raw files of which no user or item is dropped; and what to know of them."""
+    from melon.data.files import load_stream
+    from melon.data.prepare import prepare
+    from melon.errors import DataError
+
+    if len(paths) == 1 and paths[0].suffix == ".parquet" and not columns:
+        try:
+            return load_stream(paths[0]), []
+        except DataError:
+            if not paths[0].is_file():
+                raise
+    with tempfile.TemporaryDirectory(prefix="melon-") as folder:
+        out = Path(folder) / "new.parquet"
+        report = prepare(paths, out=out, **columns)
+        bad = [f"{report.bad_rows:,} of {report.rows_read:,} rows could not be read and are left out"]
+        return load_stream(out), [*report.notes, *(bad if report.bad_rows else [])]
+
+
+def _as_in(book: IdBook, ids: Ids) -> Ids:
+    """Ids as the kind that the model's ids have: a file cannot say whether 7 is a number or a text."""
+    import numpy as np
+
+    if book.kind in (None, "int" if ids.dtype.kind in "iu" else "str"):
+        return ids
+    converted: Ids = np.empty(len(ids), dtype=np.int64 if book.kind == "int" else object)
+    converted[:] = [book.parse(str(one)) for one in ids.tolist()]
+    return converted
 
 
 def _plain(items: Any) -> list[dict[str, Any]]:

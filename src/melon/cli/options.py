@@ -93,6 +93,7 @@ RENAMED = {
     "--format": "no option: files are CSV, JSON lines or Parquet; --separator, --no-header and columns say the rest",
     "--align-ties": "no option: parts and batches are cut by count",
     "--rates": "melon explain MODEL STREAM, which draws the learning rates of any batch",
+    "--k-core": "--min-interactions, or prepare the stream again",
     "--device": "no option: tables are numpy arrays in the memory of the machine",
 }
 

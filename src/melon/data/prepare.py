@@ -16,14 +16,13 @@ import numpy as np
 import polars as pl
 
 from melon.data.files import write_stream
-from melon.data.ids import Codes, codes_of, original_ids, rows_from_codes
+from melon.data.ids import codes_of, original_ids, rows_from_codes
 from melon.data.interactions import Interactions
 from melon.data.raw.formats import ReadOptions
 from melon.data.raw.open import BadRows
 from melon.data.raw.read import UNPARSABLE, RawEvents, read_raw
 from melon.data.raw.times import UNITS
 from melon.errors import DataError, SettingsError
-from melon.types import Ints
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,6 @@ class PreparationReport:
     format: str
     time_unit: str
     min_interactions: int
-    k_core: bool
-    filter_rounds: int
     rows_read: int
     bad_rows: int  # that are no interactions, whatever the reason
     bad: tuple[BadRows, ...]
@@ -76,16 +73,14 @@ def prepare(
     encoding: str | None = None,
     missing: Sequence[str] | None = None,
     min_interactions: int = 1,
-    k_core: bool = False,
     strict: bool = False,
 ) -> PreparationReport:
     """Prepare raw files as one stream and write it to `out` with its side-cars.
 
-    Everything is kept by default. Users and items with fewer than `min_interactions` are dropped: by counts taken once
-    on the input, or with `k_core` again and again until nothing more goes. Events are in time order at the resolution
-    of the source, and equal times keep the order of the files. A failure leaves whatever was at `out` before. Whatever
-    is None about the files is guessed, and the report's notes say so; `missing` are the texts that mean "no id" beside
-    the empty one.
+    Everything is kept by default. Users and items with fewer than `min_interactions` are dropped, by counts taken once
+    on the input. Events are in time order at the resolution of the source, and equal times keep the order of the files.
+    A failure leaves whatever was at `out` before. Whatever is None about the files is guessed, and the report's notes
+    say so; `missing` are the texts that mean "no id" beside the empty one.
     """
     began = clock.perf_counter()
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
@@ -112,7 +107,7 @@ def prepare(
     # Hashing the sources needs no lock of Python's, so it runs beside the sorting.
     with ThreadPoolExecutor(1) as aside:
         hashes = aside.submit(fingerprints, paths)
-        stream, rounds = _stream_of(events, min_interactions, k_core)
+        stream = _stream_of(events, min_interactions)
         digests = zip(paths, hashes.result(), strict=True)
     report = PreparationReport(
         out=target.name,
@@ -120,8 +115,6 @@ def prepare(
         format=events.format,
         time_unit=events.clock.unit,
         min_interactions=min_interactions,
-        k_core=k_core,
-        filter_rounds=rounds,
         rows_read=events.rows_read,
         bad_rows=sum(bad.count for bad in events.bad),
         bad=events.bad,
@@ -160,15 +153,16 @@ def fingerprints(paths: Sequence[Path]) -> list[str]:
     return digests
 
 
-def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[Interactions, int]:
+def _stream_of(events: RawEvents, minimum: int) -> Interactions:
     users, n_users = codes_of(events.users)
     items, n_items = codes_of(events.items)
-    positions, rounds = frequent(users, items, minimum, k_core=k_core)
+    enough = np.bincount(users)[users] >= minimum
+    enough &= np.bincount(items)[items] >= minimum
+    positions = np.flatnonzero(enough)
     if not len(positions):
-        more = " (repeated until stable)" if k_core else ""
         raise DataError(
             f"nothing is left of {len(users)} interactions when users and items with fewer than {minimum} are "
-            f"dropped{more}; lower --min-interactions (1 keeps everything)."
+            f"dropped; lower --min-interactions (1 keeps everything)."
         )
     # Stable: events at the same time stay in the order of the file, which is all that is known about them.
     positions = positions[np.argsort(events.ticks[positions], kind="stable")]
@@ -181,24 +175,7 @@ def _stream_of(events: RawEvents, minimum: int, k_core: bool) -> tuple[Interacti
         times=events.ticks[positions] // UNITS[events.clock.tick],
         user_ids=original_ids(events.users.gather(positions[first_of_user]), events.text_users),
         item_ids=original_ids(events.items.gather(positions[first_of_item]), events.text_items),
-    ), rounds
-
-
-def frequent(users: Codes, items: Codes, minimum: int, *, k_core: bool) -> tuple[Ints, int]:
-    """Positions of the events whose user and item have `minimum` events or more, and how many rounds that took."""
-    positions = np.arange(len(users), dtype=np.int64)
-    rounds = 0
-    while len(positions):
-        own_users, own_items = users[positions], items[positions]
-        enough = np.bincount(own_users)[own_users] >= minimum
-        enough &= np.bincount(own_items)[own_items] >= minimum
-        rounds += 1
-        if enough.all():
-            break
-        positions = positions[enough]
-        if not k_core:
-            break
-    return positions, rounds
+    )
 
 
 def _nothing_read(events: RawEvents, paths: Sequence[Path]) -> str:

@@ -18,6 +18,8 @@ from melon.stream.candidates import Candidates, CandidateSet
 from melon.stream.split import BATCH_SIZE, batches
 from melon.types import Flags, Floats, Ints, Scores
 
+_NO_SCORES: Scores = np.empty((0, 1))
+
 
 @dataclass(frozen=True)
 class Point:
@@ -42,7 +44,7 @@ class Point:
 def prequential(
     predictor: Predictor,
     log: Interactions,
-    candidates: Candidates,
+    candidates: Candidates | None,
     start: int,
     stop: int,
     *,
@@ -51,17 +53,19 @@ def prequential(
 ) -> Iterator[Point]:
     """Predict, then learn, events start … stop-1 batch by batch. The predictor has seen everything before `start`.
 
-    With a `lister`, which has seen as much, the item taken is ranked by lists too.
+    With a `lister`, which has seen as much, the item taken is ranked by lists too. Without candidates, nothing is
+    ranked among samples.
     """
     for first, last, offered in drawn_ahead(candidates, batches(start, stop, batch_size)):
         batch = batch_of(log, first, last)
         place = f"the batch of events {first} to {last - 1}"
-        now = int(batch.times[0])
-        began = time.perf_counter()
-        scores = predictor.score(batch.users, offered.items, now)
+        now, usable = int(batch.times[0]), np.zeros(last - first, dtype=np.bool_)
+        began, scores = time.perf_counter(), _NO_SCORES
+        if offered is not None:
+            scores, usable = predictor.score(batch.users, offered.items, now), offered.usable
         score_ms = (time.perf_counter() - began) * 1e3
         require_finite(scores, place)
-        usable = scores[offered.usable]
+        scores = scores if offered is None else scores[usable]
         lists = None
         if lister is not None:
             lists = lister.rank(predictor.catalogue, batch, int(log.known_items[first]), place)
@@ -71,21 +75,26 @@ def prequential(
         yield Point(
             first,
             last,
-            offered.usable,
-            rank_first(usable, place),
+            usable,
+            rank_first(scores, place),
             lists,
-            pairwise_loss(usable),
+            pairwise_loss(scores),
             score_ms,
             update_ms,
             predictor.moved,
         )
 
 
-def drawn_ahead(candidates: Candidates, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, CandidateSet]]:
-    """Batches with their candidates, which are drawn in another thread while the batch before is predicted and learned.
+def drawn_ahead(
+    candidates: Candidates | None, ranges: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, int, CandidateSet | None]]:
+    """Batches with their candidates, drawn in another thread while the batch before is learned; or alone.
 
-    They are a function of the recorded stream and the seed alone, so nothing depends on when they are drawn.
+    Candidates are a function of the recorded stream and the seed alone, so nothing depends on when they are drawn.
     """
+    if candidates is None:
+        yield from ((first, last, None) for first, last in ranges)
+        return
     with ThreadPoolExecutor(1, thread_name_prefix="melon-candidates") as drawer:
         waiting: tuple[int, int, Future[CandidateSet]] | None = None
         for first, last in ranges:

@@ -16,7 +16,7 @@ from melon.atomic import write_text
 from melon.errors import require_plots, unknown_name
 from melon.evaluation.compare import Comparison, compare
 from melon.evaluation.ranking import LIST_METRICS, METRICS
-from melon.evaluation.record import result_lines
+from melon.evaluation.record import lists_sentence, result_lines
 from melon.evaluation.table import ResultTable, metric_table
 from melon.fitting.live_batches import live_batch_line
 from melon.types import Floats, Plain
@@ -151,11 +151,18 @@ class Evaluation:
     def __repr__(self) -> str:
         smaller = live_batch_line(self.record.get("live_batches"))
         notes = [f"note: {note}" for note in (*self.notes, smaller) if note is not None]
-        return "\n".join([str(self._rendered()), *notes])
+        return "\n".join([*self._first_sentence, str(self._rendered()), *notes])
 
     def _repr_html_(self) -> str:
-        """The table, for notebooks."""
-        return self._rendered().to_html() + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        """The same, for notebooks."""
+        first, notes = (
+            "".join(f"<p>{escape(text)}</p>" for text in some) for some in (self._first_sentence, self.notes)
+        )
+        return first + self._rendered().to_html() + notes
+
+    @property
+    def _first_sentence(self) -> list[str]:
+        return [lists_sentence(self.record)] if self.record["lists"] else []
 
     def _rendered(self, section: str = "metrics") -> ResultTable:
         frame = self.table(section)

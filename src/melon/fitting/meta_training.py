@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
+from typing import NamedTuple
 
 from melon.data.interactions import Interactions
 from melon.errors import LearningError
@@ -13,10 +14,20 @@ from melon.fitting.pretrained import MetaParameters, PretrainedState
 from melon.learning.pretrain import stamp_last_touches
 from melon.learning.updater import Updater
 from melon.models.blend.head import HeadExamples
+from melon.models.blend.recommender import Blend
 from melon.strategies.base import Strategy
-from melon.stream.batch import batch_of
+from melon.stream.batch import Batch, batch_of
 from melon.stream.split import batches
-from melon.types import Plain
+from melon.types import Arrays, Plain
+
+
+class WindowRecording(NamedTuple):
+    """What streaming up to `stop` showed that depends on no row: training examples, and the streaming state then."""
+
+    start: PretrainedState
+    stop: int
+    head_batches: list[HeadExamples | None]
+    state: Arrays
 
 
 class WindowMetaTraining:
@@ -34,6 +45,7 @@ class WindowMetaTraining:
         earlier: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._log, self._start, self._past, self._protocol, self._earlier = log, start, past, protocol, earlier
+        self._shared: WindowRecording | None = None
 
     def of(
         self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None
@@ -105,15 +117,48 @@ class WindowMetaTraining:
         self, strategy: Strategy, start: PretrainedState, stop: int, meta_training: MetaParameters
     ) -> tuple[Updater, list[HeadExamples]]:
         """Rows that have streamed through the window up to `stop`, and the examples that the head had on the way."""
-        updater, head_batches = self._before_window(strategy, start, meta_training), []
-        for first, last in batches(self._start, stop, self._protocol.batch_size):
-            batch = batch_of(self._log, first, last)
-            head_batches.append(updater.head_examples(batch))
+        shared = self._shared
+        if shared is not None and (shared.start is not start or shared.stop != stop):
+            shared = None
+        updater = self._before_window(strategy, start, meta_training, observes=shared is None)
+        head_batches = list[HeadExamples | None]()
+        for number, batch in enumerate(self._batches(stop)):
+            if shared is None:
+                head_batches.append(updater.head_examples(batch))
+            elif (known := shared.head_batches[number]) is not None:
+                head_batches.append(updater.with_present_rows(known, int(batch.times[0])))
             updater.learn(batch, teach_head=False)
+        if shared is not None and isinstance(updater.recommender, Blend):
+            updater.recommender.observes = True
+            updater.recommender.restore_streaming_state(shared.state)
         return updater, [head_examples for head_examples in head_batches if head_examples is not None]
 
-    def _before_window(self, strategy: Strategy, start: PretrainedState, meta_training: MetaParameters) -> Updater:
-        recommender, history = start.after(self._past)
+    @contextmanager
+    def sharing(self, strategy: Strategy, start: PretrainedState, stop: int) -> Iterator[None]:
+        """Observe the window up to `stop` once, for every recording from this start while it lasts.
+
+        What the head sees of counts, neighbours and pasts is the same whatever a strategy does to rows.
+        """
+        updater = self._before_window(strategy, start, {})
+        recommender, head_batches = updater.recommender, list[HeadExamples | None]()
+        for batch in self._batches(stop):
+            head_batches.append(updater.head_examples(batch))
+            recommender.observe(batch.users, batch.items, batch.times, updater.history)
+            updater.history.append(batch.users, batch.items)
+        self._shared = WindowRecording(start, stop, head_batches, recommender.streaming_state())
+        try:
+            yield
+        finally:
+            self._shared = None
+
+    def _batches(self, stop: int) -> Iterator[Batch]:
+        for first, last in batches(self._start, stop, self._protocol.batch_size):
+            yield batch_of(self._log, first, last)
+
+    def _before_window(
+        self, strategy: Strategy, start: PretrainedState, meta_training: MetaParameters, *, observes: bool = True
+    ) -> Updater:
+        recommender, history = (start.after if observes else start.rows_after)(self._past)
         updater = Updater(recommender, strategy, history, seed=self._protocol.seed)
         updater.take_over(meta_training)
         stamp_last_touches(updater.recommender, self._past, updater.decay_clock)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -44,8 +45,8 @@ _CHECKS, _PATIENCE = 10, 3
 _PRETRAIN_TRIALS = 3
 #: Plain steps under which a pre-trained recommender is judged, a gentle and a usual one: the better counts.
 _JUDGE_STEPS = (0.1, 0.3)
-#: Choices by lists look at as many events of the judged part as this many scores allow, and at least at so many.
-LISTED_SCORES, FEWEST_LISTED = 2e7, 1_000
+#: Choices by lists look at as many events of the judged part as this many scores allow, between a least and a most.
+LISTED_SCORES, FEWEST_LISTED, MOST_LISTED = 2e7, 1_000, 4_500
 
 
 class Selection:
@@ -162,7 +163,17 @@ class Selection:
             except LearningError as problem:
                 return Trial(point, None, str(problem))
 
-        return self.searched(name, space, judge, fixed)
+        with self._sharing(strategy, start, later):
+            return self.searched(name, space, judge, fixed)
+
+    def _sharing(
+        self, strategy: StrategyChoice, start: PretrainedState, again: PretrainedState | None
+    ) -> AbstractContextManager[None]:
+        """What trials share, where a head is trained on recordings of the window."""
+        if not start.headed or again is not None:
+            return nullcontext()
+        learner = self.plan.make_strategy({}, strategy)
+        return self._meta_training.sharing(learner, start, self.parts.judged_from)
 
     def searched(
         self,
@@ -233,7 +244,6 @@ class Selection:
             for head_examples in head_batches:
                 updater.teach_head(head_examples)
             return updater
-        meta_training |= self._meta_training.of_head(learner, start, stop, meta_training)
         return deploy(learner, start, self.before_window, meta_training)
 
     def space(self, strategy: StrategyChoice, fixed: Plain) -> Space:
@@ -361,8 +371,9 @@ class Selection:
         if behind <= parts.window_start:
             for first, last in self._batches(parts.window_start, parts.judged_from):
                 predictor.learn(batch_of(self.log, first, last))
-        judged, listed = parts.validation_stop - parts.judged_from, LISTED_SCORES / max(self.log.n_items, 1)
-        lister = Lister(self.log, parts.judged_from, max(listed, FEWEST_LISTED) / judged) if by_lists else None
+        judged = parts.validation_stop - parts.judged_from
+        listed = float(np.clip(LISTED_SCORES / max(self.log.n_items, 1), FEWEST_LISTED, MOST_LISTED))
+        lister = Lister(self.log, parts.judged_from, listed / judged) if by_lists else None
         for first, last in pairwise((parts.judged_from, parts.train_stop, parts.validation_stop)):
             yield from self._points(predictor, first, last, lister)
 
@@ -378,6 +389,6 @@ class Selection:
 
     def _points(self, predictor: Predictor, first: int, last: int, lister: Lister | None) -> Iterator[Point]:
         self._prepare()
-        assert self._candidates is not None
+        candidates = self._candidates if lister is None else None
         size = self.protocol.batch_size
-        return prequential(predictor, self.log, self._candidates, first, last, batch_size=size, lister=lister)
+        return prequential(predictor, self.log, candidates, first, last, batch_size=size, lister=lister)

@@ -44,6 +44,7 @@ from melon.types import Floats, Ints, Singles, SmallInts
 
 SIGNATURES: dict[str, Signature] = {
     "inputs": (INTS, INT_TABLE, RINGS, COUNTED, SLOTS, SLOTS, *[ROWS] * 3, SMALL_INTS, SMALL_INTS, INT, SINGLE_CUBE),
+    "row_inputs": (INTS, INT_TABLE, RINGS, *[ROWS] * 3, SINGLE_CUBE),
 }
 
 
@@ -71,6 +72,34 @@ def _of_items(items: Ints, count: int, counted: Counts) -> tuple[Singles, Floats
         columns[n, COUNTS], columns[n, COUNTS + 1] = math.log(1.0 + idle), math.log(1.0 + age)
         divisors[n, 0], divisors[n, 1] = math.sqrt(total + SHRINK), math.sqrt(recent + SHRINK_RECENT)
     return columns, divisors
+
+
+def _active(rings: Rings, user: int) -> np.float32:
+    """How active a user has been."""
+    times = rings.met[user] if user < rings.known else np.int64(0)
+    return np.float32(math.log(1.0 + times) / 4 - 1)
+
+
+def _put_rows(
+    own: Singles, own_left: np.float32, item_rows: Rows, bias_rows: Rows, item: int, active: np.float32, line: Singles
+) -> None:
+    """The inputs of a pair that come from rows."""
+    row = min(item, item_rows.rows)
+    left = own_left * _left(item_rows, row)
+    line[0] = left * _dot(own, item_rows.values[row])
+    line[1] = _left(bias_rows, row) * bias_rows.values[row, 0]
+    line[ACTIVE] = active * line[0]
+
+
+def row_inputs(
+    users: Ints, lines: Ints, rings: Rings, user_rows: Rows, item_rows: Rows, bias_rows: Rows, out: Singles
+) -> None:
+    """Those of the `inputs` that come from rows; the others are left alone."""
+    for n in range(lines.shape[0]):
+        user = min(users[n], user_rows.rows)
+        own, own_left, active = user_rows.values[user], _left(user_rows, user), _active(rings, users[n])
+        for c in range(lines.shape[1]):
+            _put_rows(own, own_left, item_rows, bias_rows, lines[n, c], active, out[n, c])
 
 
 def inputs(
@@ -110,19 +139,15 @@ def inputs(
     for n in range(n_lines):
         user = min(users[n], user_rows.rows)
         own, own_left = user_rows.values[user], _left(user_rows, user)
-        times = met[users[n]] if users[n] < rings.known else np.int64(0)
-        active = np.float32(math.log(1.0 + times) / 4 - 1)
+        active = _active(rings, users[n])
         for c in range(width):
-            row, at, line = min(lines[n, c], item_rows.rows), places[n, c], out[n, c]
-            left = own_left * _left(item_rows, row)
-            line[0] = left * _dot(own, item_rows.values[row])
-            line[1] = _left(bias_rows, row) * bias_rows.values[row, 0]
+            at, line = places[n, c], out[n, c]
+            _put_rows(own, own_left, item_rows, bias_rows, lines[n, c], active, line)
             for f in range(COUNTS + 2):
                 line[2 + f] = features[at, f]
             for kind in range(3):  # most pairs have no neighbours in common, and log(1 + 0) is 0
                 both = sums[kind, n, c]
                 line[MET + kind] = math.log(1.0 + both / divisors[at, kind // 2]) if both != 0 else 0.0
-            line[ACTIVE] = active * line[0]
             for f in range(2):
                 line[ACTIVE + 1 + f] = active * line[2 + ACTIVE_COUNTS[f]]
             line[ACTIVE + 3] = active * line[MET]

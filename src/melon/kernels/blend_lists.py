@@ -63,6 +63,8 @@ SIGNATURES: dict[str, Signature] = {
 _FREE, _ONE = np.int32(-1), np.float32(1)
 #: Items that are worked on at a time, so that they stay in the core's own cache.
 _LANES = 256
+#: From this share of all items on (1/n), items that met one of the user's are not scored without it first.
+_MANY_MET = 4
 #: Kinds of co-occurrence that decay, and so are divided by the recent count.
 _DECAYED = (2, 4)
 
@@ -96,6 +98,26 @@ def _co_occurrence(
             else:
                 sums[first + 1, column] += late
     return found
+
+
+def _others(slots: SmallInts) -> Ints:
+    """The items without a column."""
+    others, count = np.empty(slots.size, np.int64), 0
+    for item in range(slots.size):
+        others[count] = item
+        count += slots[item] == _FREE
+    return others[:count]
+
+
+def _put_items(items: Ints, scores: Singles, columns: Singles, pairs: Singles, block: Singles) -> None:
+    """Scores so far, features and further inputs of some items, lane by lane."""
+    for lane in range(items.size):
+        item = items[lane]
+        block[0, lane] = scores[item]
+        for f in range(columns.shape[0]):
+            block[1 + f, lane] = columns[f, item]
+        for f in range(pairs.shape[1]):
+            block[MET + f, lane] = pairs[item, f]
 
 
 def all_items(
@@ -139,10 +161,19 @@ def all_items(
     if kinds > 3:
         found = _co_occurrence(followers, user.lasts[:1], user.weights[:1], slots, met, sums, 3, found)
     found = _with_own(own_items, slots, met, sums, own_at, found)
+    some = _MANY_MET * found > many
+    others = _others(slots[:many]) if some else np.empty(0, np.int64)
     for c in range(found):
         dots[c] = scores[met[c]]
         slots[met[c]] = _FREE
-    for start in range(0, many, _LANES):
+    for start in range(0, others.size, _LANES):
+        items = others[start : start + _LANES]
+        _put_items(items, scores, columns, pairs, block)
+        said[:] = -lacks
+        _forward(block, items.size, alone, hidden_alone, shift, head.output, deep, said)
+        for lane in range(items.size):
+            scores[items[lane]] = said[0, lane]
+    for start in range(0, 0 if some else many, _LANES):
         width = min(_LANES, many - start)
         block[0, :width] = scores[start : start + width]
         for f in range(columns.shape[0]):
@@ -154,18 +185,15 @@ def all_items(
         scores[start : start + width] = said[0, :width]
     for start in range(0, found, _LANES):
         width = min(_LANES, found - start)
+        _put_items(met[start : start + width], scores, columns, pairs, block)
         for lane in range(width):
             item = met[start + lane]
             block[0, lane] = dots[start + lane]
-            for f in range(columns.shape[0]):
-                block[1 + f, lane] = columns[f, item]
-            for f in range(more):
-                block[MET + f, lane] = pairs[item, f]
             for kind in range(kinds):
                 block[first + kind, lane] = math.log1p(sums[kind, start + lane] / _divisor(counts, kind, item))
             _put_own(own, own_at[start + lane], block[first + kinds :, lane])
         said[:] = -lacks
-        _forward(block, _LANES, linear, hidden, shift, head.output, deep, said)
+        _forward(block, width, linear, hidden, shift, head.output, deep, said)
         for lane in range(width):
             scores[met[start + lane]] = said[0, lane]
 

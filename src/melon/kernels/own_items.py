@@ -1,7 +1,9 @@
-"""What each user had, how often and how lately, as kernels: chains of entries, the newest first.
+"""What each user had, how often and how lately, as kernels: chains of blocks of entries, the newest first.
 
-An entry is one (user, item): counts that decay with the user's own events, and the number of the user's event that took
-the item last. `heads` is each user's newest entry, `after` the next one of the same user, which is an older one.
+An entry is one (user, item): counts that decay with the user's own events, and the number of the user's event that
+took the item last. Entries lie in blocks, `BLOCK` places each, because a walk along single ones would wait for memory
+at each step. `heads` is each user's newest block, `after` the next one of the same user, which is an older one; all but
+the newest are full. Walks go from the newest entry to the oldest.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from melon.kernels.types import (
     INTS,
     SINGLE_CUBE,
     SINGLE_TABLE,
+    SMALL_INT_TABLE,
     SMALL_INTS,
     Fields,
     Signature,
@@ -26,7 +29,9 @@ from melon.types import Floats, Ints, Singles, SmallInts
 
 
 class Chains(NamedTuple):
-    """Entries by user (heads, how many, events so far, repeats among them), then by entry, then repeats by item."""
+    """By user: newest block, how many entries, events so far, repeats among them; by block: the next one; by place: the
+    entry; then repeats by item.
+    """
 
     heads: SmallInts
     sizes: SmallInts
@@ -42,81 +47,95 @@ class Chains(NamedTuple):
 
 CHAINS: Fields = Fields(Chains, (*[SMALL_INTS] * 7, SINGLE_TABLE, SMALL_INTS, DOUBLES))
 SIGNATURES: dict[str, Signature] = {
-    "take_own": (INTS, INTS, CHAINS, INT, INT),
-    "own_entries": (INTS, CHAINS, INTS),
+    "take_own": (INTS, INTS, CHAINS, INT, INT, INTS, SMALL_INT_TABLE, SINGLE_TABLE),
     "pick_own": (INTS, INT_TABLE, CHAINS, INT_TABLE),
     "own_inputs": (INTS, INT_TABLE, CHAINS, INTS, INTS, INT, SMALL_INTS, SINGLE_CUBE),
     "own_of_user": (INT, CHAINS, INTS, INTS, INT, INTS, SINGLE_TABLE),
 }
 #: Inputs of a pair: had at all, counts that decay, own events since, and both tendencies to repeat.
 BESIDE = 4
+#: Entries of a block.
+BLOCK = 8
 _NONE = np.int32(-1)
 
 
-def take_own(users: Ints, items: Ints, own: Chains, count: int, most: int) -> int:
-    """Let users take items one after the other; returns how many entries there are.
+def _newest(own: Chains, user: int) -> int:
+    """The place of a user's newest entry; -1 for a user without any."""
+    if user >= own.heads.size or own.heads[user] < 0:
+        return -1
+    return int(own.heads[user]) * BLOCK + int(own.sizes[user] - 1) % BLOCK
 
-    A user with `most` entries gives up the one with the least count at the longest half-life that is finite.
+
+def _older(own: Chains, place: int) -> int:
+    """The place of the entry before this one; -1 behind the oldest."""
+    if place % BLOCK:
+        return place - 1
+    block = int(own.after[place // BLOCK])
+    return block * BLOCK + BLOCK - 1 if block >= 0 else -1
+
+
+def take_own(
+    users: Ints, items: Ints, own: Chains, blocks: int, most: int, touched: Ints, before: SmallInts, counts: Singles
+) -> int:
+    """Let users take items one after the other; returns how many blocks there are.
+
+    A user with `most` entries gives up the one with the least count at the longest half-life that is finite. `touched`
+    gets the place that each event wrote, `before` and `counts` the item, its last event and the counts that were there.
     """
     for n in range(users.size):
         user, item = users[n], np.int32(items[n])
         now = own.taken[user]
-        entry = own.heads[user]
-        while entry >= 0 and own.items[entry] != item:
-            entry = own.after[entry]
-        if entry >= 0:
+        place = newest = _newest(own, user)
+        while place >= 0 and own.items[place] != item:
+            place = _older(own, place)
+        known = place >= 0
+        if known:
             own.repeats[user] += np.int32(1)
             own.item_repeats[item] += np.int32(1)
         elif own.sizes[user] >= most:
-            entry = _weakest(own, user, now)
-            own.items[entry] = item
-            own.counts[entry] = 0
+            place = _weakest(own, newest, now)
         else:
-            entry = np.int32(count)
-            own.after[entry], own.heads[user] = own.heads[user], entry
-            own.items[entry], own.counts[entry] = item, 0
+            if own.sizes[user] % BLOCK:
+                place = newest + 1
+            else:
+                own.after[blocks], own.heads[user] = own.heads[user], np.int32(blocks)
+                place = blocks * BLOCK
+                blocks += 1
             own.sizes[user] += np.int32(1)
-            count += 1
-        idle = np.float64(own.last[entry] - now)
+        touched[n], before[n, 0], before[n, 1] = place, own.items[place], own.last[place]
+        idle = np.float64(own.last[place] - now)
+        own.items[place], own.last[place] = item, now
         for k in range(own.rates.size):
-            own.counts[entry, k] = np.float32(own.counts[entry, k] * np.exp2(idle * own.rates[k]) + 1.0)
-        own.last[entry] = now
+            count = own.counts[place, k]
+            counts[n, k] = count
+            own.counts[place, k] = np.float32(count * np.exp2(idle * own.rates[k]) + 1.0) if known else np.float32(1)
         own.taken[user] = now + np.int32(1)
-    return count
+    return blocks
 
 
-def _weakest(own: Chains, user: int, now: int) -> np.int32:
-    entry, weakest, least = own.heads[user], own.heads[user], np.inf
-    while entry >= 0:
-        count = own.counts[entry, 1] * np.exp2(np.float64(own.last[entry] - now) * own.rates[1])
+def _weakest(own: Chains, newest: int, now: int) -> int:
+    place, weakest, least = newest, newest, np.inf
+    while place >= 0:
+        count = own.counts[place, 1] * np.exp2(np.float64(own.last[place] - now) * own.rates[1])
         if count < least:
-            weakest, least = entry, count
-        entry = own.after[entry]
-    return np.int32(weakest)
-
-
-def own_entries(users: Ints, own: Chains, entries: Ints) -> int:
-    """The entries of some users, one after the other; returns how many there are."""
-    found = 0
-    for n in range(users.size):
-        entry = own.heads[users[n]] if users[n] < own.heads.size else _NONE
-        while entry >= 0:
-            entries[found] = entry
-            found, entry = found + 1, own.after[entry]
-    return found
+            weakest, least = place, count
+        place = _older(own, place)
+    return weakest
 
 
 def pick_own(users: Ints, places: Ints, own: Chains, items: Ints) -> None:
-    """The items at some places of the users' chains, the newest entry first; -1 for a user without any."""
+    """The items of some of the users' entries, counted from the newest one; -1 for a user without any."""
     for n in range(users.size):
+        newest = _newest(own, users[n])
         for c in range(places.shape[1]):
-            entry = own.heads[users[n]] if users[n] < own.heads.size else _NONE
-            for _ in range(places[n, c]):
-                entry = own.after[entry]
-            items[n, c] = own.items[entry] if entry >= 0 else -1
+            place, back = newest, places[n, c]
+            while place >= 0 and back > place % BLOCK:
+                back -= place % BLOCK + 1
+                place = _older(own, place - place % BLOCK)
+            items[n, c] = own.items[place - back] if place >= 0 else -1
 
 
-def _write(own: Chains, user: int, entry: np.int32, taken: float, out: Singles) -> None:
+def _write(own: Chains, user: int, entry: int, taken: float, out: Singles) -> None:
     """The inputs of one of the user's own items; those of any other item are zeros."""
     now, idle = own.taken[user], np.float64(own.last[entry] - own.taken[user])
     out[0] = 1
@@ -140,36 +159,34 @@ def own_inputs(
         user = users[n]
         for c in range(lines.shape[1]):
             out[n, c, first : first + width] = 0
-        entry = own.heads[user] if user < own.heads.size else _NONE
-        if entry < 0:
-            continue
-        start = entry
-        while entry >= 0:
-            if own.items[entry] < columns.size:
-                columns[own.items[entry]] = entry
-            entry = own.after[entry]
-        for c in range(lines.shape[1]):
+        newest = _newest(own, user)
+        place = newest
+        while place >= 0:
+            if own.items[place] < columns.size:
+                columns[own.items[place]] = place
+            place = _older(own, place)
+        for c in range(lines.shape[1] if newest >= 0 else 0):
             item = lines[n, c]
             if item < columns.size and columns[item] >= 0:
                 taken = np.float64(met[item]) if item < known[0] else 0.0
                 _write(own, user, columns[item], taken, out[n, c, first : first + width])
-        entry = start
-        while entry >= 0:
-            if own.items[entry] < columns.size:
-                columns[own.items[entry]] = _NONE
-            entry = own.after[entry]
+        place = newest
+        while place >= 0:
+            if own.items[place] < columns.size:
+                columns[own.items[place]] = _NONE
+            place = _older(own, place)
 
 
 def own_of_user(user: int, own: Chains, met: Ints, known: Ints, n_items: int, items: Ints, inputs: Singles) -> int:
     """The user's own items below `n_items` and their inputs; returns how many there are."""
     found = 0
-    entry = own.heads[user] if user < own.heads.size else _NONE
-    while entry >= 0:
-        item = own.items[entry]
+    place = _newest(own, user)
+    while place >= 0:
+        item = own.items[place]
         if item < n_items:
             taken = np.float64(met[item]) if item < known[0] else 0.0
             items[found] = item
-            _write(own, user, entry, taken, inputs[found])
+            _write(own, user, place, taken, inputs[found])
             found += 1
-        entry = own.after[entry]
+        place = _older(own, place)
     return found

@@ -115,64 +115,6 @@ def forest(name: str, compared: Mapping[str, Compared], labels: Labels, referenc
     return drawn(name, 0.75 + 0.3 * len(compared), draw)
 
 
-def cost(
-    name: str,
-    points: Mapping[str, tuple[float, float]],
-    edge: Sequence[str],
-    flat: Mapping[str, float],
-    labels: Labels,
-) -> Drawing:
-    """Accuracy against time per update; the frontier as steps, methods that cost next to nothing as lines."""
-
-    def draw(figure: Any) -> None:
-        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-        axes = figure.subplots()
-        axes.set_xscale("log")
-        times, heights = (np.array(values) for values in zip(*points.values(), strict=True))
-        span = max(float(np.ptp(heights)), 0.02)
-        near = {m: v for m, v in flat.items() if heights.min() - span <= v <= heights.max() + span}
-        low, high = min([*heights, *near.values()]), max([*heights, *near.values()])
-        axes.set_xlim(times.min() / 1.9, times.max() * 1.9)
-        axes.set_ylim(low - 0.1 * max(high - low, 0.02), high + 0.28 * max(high - low, 0.02))
-        steps = np.array([points[method] for method in edge])
-        axes.step(
-            [*steps[:, 0], axes.get_xlim()[1]], [*steps[:, 1], steps[-1, 1]], where="post", color=SOFT.light, lw=1.1
-        )
-        for method, value in near.items():
-            axes.axhline(value, color=color(method).light, linewidth=1.1, zorder=0).set_dashes(_DASHES[method])
-            place = (axes.get_xlim()[0] * 1.04, value)
-            axes.text(*place, labels[method], color=color(method).light, fontsize=7.5, va="bottom")
-        for method, (taken, value) in points.items():
-            axes.plot([taken], [value], "o", color=color(method).light, markersize=8 if method in edge else 5.5)
-        for method, lines in _stacked_labels(points, labels, axes).items():
-            offset = {"xytext": (0, 6 + 9.5 * lines), "textcoords": "offset points"}
-            axes.annotate(labels[method], points[method], ha="center", fontsize=8, **offset)
-        axes.set_xlabel("ms per online batch (median)")
-        axes.set_ylabel("HR@5")
-        axes.grid(linewidth=0.6)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-
-    return drawn(name, 2.9, draw)
-
-
-def _stacked_labels(points: Mapping[str, tuple[float, float]], labels: Labels, axes: Any) -> dict[str, int]:
-    """How many lines above its point each label stands, so that none covers another."""
-    (left, right), (low, high) = np.log(axes.get_xlim()), axes.get_ylim()
-    placed: list[tuple[float, float, float]] = []
-    heights = {}
-    for method, (taken, value) in sorted(points.items(), key=lambda point: point[1][0]):
-        x, y, half = (np.log(taken) - left) / (right - left), (value - low) / (high - low), 0.011 * len(labels[method])
-        lines = 0
-        while any(abs(x - px) < half + ph and abs(y + 0.075 * lines - py) < 0.07 for px, py, ph in placed):
-            lines += 1
-        placed.append((x, y + 0.075 * lines, half))
-        heights[method] = lines
-    return heights
-
-
 Weight = Literal["bold", "plain", "thin"]
 
 
@@ -263,12 +205,12 @@ FORMATS = (".png", ".svg", ".pdf")
 _COLOURED = (1, 99)
 #: A group of parameters is drawn at least this high, as a share of the picture: one bias beside 64 factors is seen.
 _LEAST_HEIGHT = 0.035
-_INK, _BAR, _LOSS, _EDGE = "#1c2430", "#1f7a4d", "#b4541a", "#ffffff"
+#: Gradients are drawn down to this share of the largest.
+_SMALLEST = 1e-7
+_BAR = "#1f7a4d"
 
 
-def explain_model(
-    checkpoint: Path, stream: Path, *, out: Path, at: int | None, batch: int, batch_size: int | None
-) -> BatchRates:
+def explain_model(checkpoint: Path, stream: Path, *, out: Path, at: int | None, batch_size: int | None) -> BatchRates:
     """Draw the learning rates of one batch of a stream under a saved model, and return them."""
     if out.suffix not in FORMATS:
         raise SettingsError(f"--out {out} must end in one of: {', '.join(FORMATS)}.")
@@ -276,132 +218,66 @@ def explain_model(
     require_writable(out)
     model, extra = LiveModel.load(checkpoint)
     own_size = extra.get("estimator", {}).get("batch_size", BATCH_SIZE)
-    matrix = explain_batch(model, load_stream(stream), at=at, batch=batch, batch_size=batch_size or own_size)
+    matrix = explain_batch(model, load_stream(stream), at=at, batch_size=batch_size or own_size)
     draw_rates(matrix, out)
     return matrix
 
 
 def draw_rates(matrix: BatchRates, out: Path) -> None:
-    """The heat map of parameters × interactions with its means as bars, and losses and gradients of the same cells."""
+    """Heat maps of rates and of gradients, parameters × interactions, with means and losses as bars beside them."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    rates, gradients, groups = stacked(matrix)
-    edges = parameter_edges(groups)
-    with rc_context({"svg.hashsalt": "melon", "font.size": 9, "axes.edgecolor": _INK}):
+    parts, about = list(matrix.parts().values()), matrix.about
+    rates, gradients = (np.concatenate([getattr(p, what) for p in parts], axis=1).T for what in ("rates", "gradients"))
+    sizes = np.abs(gradients)
+    sizes = np.maximum(sizes, _SMALLEST * max(float(sizes.max(initial=0.0)), 1e-30))  # zeros have a colour, too
+    groups = [group for part in parts for group in part.groups]
+    with rc_context({"svg.hashsalt": "melon", "font.size": 9, "axes.edgecolor": INK.light}):
         figure = Figure(figsize=(14, 7.6), layout="constrained")
-        grid = figure.add_gridspec(2, 4, height_ratios=(1, 5.2), width_ratios=(5, 1, 5, 1), wspace=0.03, hspace=0.03)
-        about = matrix.about
+        sides = figure.add_gridspec(1, 2)
         figure.suptitle(
             f"{about['strategy']} on {about['recommender']}: how far each of {about['interactions']:,} interactions "
-            f"moves each parameter\n{matrix.facts()['rows'].sentence}",
-            fontsize=11,
-            color=_INK,
+            f"moves each parameter\n{matrix.facts()['rows'].sentence}"
         )
-        name, along = "learning rate (logarithmic)", "mean rate of the interaction"
-        _panel(figure, grid, 0, rates, edges, groups, name, _BAR, rates.mean(0), along)
-        magnitude = np.log10(np.maximum(np.abs(gradients), _floor(gradients)))
-        _panel(figure, grid, 2, magnitude, edges, groups, "log₁₀ |gradient|", _LOSS, matrix.rows.losses, "loss")
+        _panel(figure, sides[0], rates, groups, "learning rate", rates.mean(0), "mean rate of\nthe interaction")
+        _panel(figure, sides[1], sizes, groups, "|gradient|", matrix.rows.losses, "loss")
         with replacing(out) as unfinished:
             metadata = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}.get(out.suffix)
             figure.savefig(unfinished, format=out.suffix[1:], dpi=160, metadata=metadata)
 
 
-def logarithmic(cells: Floats, low: float, high: float) -> Any:
-    """A logarithmic scale of colours; a linear one where rates are not positive, or all are one."""
-    from matplotlib.colors import LogNorm, Normalize
-
-    return (LogNorm if low > 0 and float(np.ptp(cells)) > 0 else Normalize)(low, high, clip=True)
-
-
-def stacked(matrix: BatchRates) -> tuple[Floats, Floats, list[tuple[str, int]]]:
-    """Rates and gradients of all parts as parameters × interactions, and whose parameters they are."""
-    parts = list(matrix.parts().values())
-    rates, gradients = (np.concatenate([getattr(p, what) for p in parts], axis=1).T for what in ("rates", "gradients"))
-    return rates, gradients, [group for part in parts for group in part.groups]
-
-
 def _panel(
-    figure: Any,
-    grid: Any,
-    column: int,
-    cells: Floats,
-    edges: Floats,
-    groups: list[tuple[str, int]],
-    name: str,
-    color: str,
-    along: Floats,
-    along_name: str,
+    figure: Any, place: Any, cells: Floats, groups: list[tuple[str, int]], name: str, along: Floats, along_name: str
 ) -> None:
     """One heat map with bars above it (one for each interaction) and beside it (the mean of each parameter)."""
-    heat = figure.add_subplot(grid[1, column])
-    above = figure.add_subplot(grid[0, column], sharex=heat)
-    beside = figure.add_subplot(grid[1, column + 1], sharey=heat)
-    n = cells.shape[1]
+    from matplotlib.colors import LogNorm, Normalize
+
+    grid = place.subgridspec(2, 2, height_ratios=(1, 5.2), width_ratios=(5, 1), wspace=0.03, hspace=0.03)
+    heat = figure.add_subplot(grid[1, 0])
+    above, beside = figure.add_subplot(grid[0, 0], sharex=heat), figure.add_subplot(grid[1, 1], sharey=heat)
     low, high = (float(end) for end in np.percentile(cells, _COLOURED))
-    if high - low <= 1e-6 * abs(high):  # one rate for everything has one colour
-        low, high = min(0.0, 2 * low), max(0.0, 2 * high) or 1.0
-    mesh = heat.pcolormesh(
-        np.arange(n + 1),
-        edges,
-        cells,
-        cmap="viridis" if column == 0 else "magma",
-        norm=logarithmic(cells, low, high) if column == 0 else None,
-        **({} if column == 0 else {"vmin": low, "vmax": high}),
-        rasterized=True,
-    )
-    heat.set_xlim(0, n)
-    heat.set_ylim(edges[-1], 0)
-    heat.set_xlabel("interaction, in the order of the batch")
-    starts = np.cumsum([0, *(size for _, size in groups)])
-    bounds = edges[starts]
+    scale = LogNorm(low, high, clip=True) if 0 < low < high else Normalize(min(low, 0.0), max(high, 1e-30))
+    n, edges = cells.shape[1], parameter_edges(groups)
+    mesh = heat.pcolormesh(np.arange(n + 1), edges, cells, norm=scale, rasterized=True)
+    bounds = edges[np.cumsum([0, *(size for _, size in groups)])]
     for bound in bounds[1:-1]:
-        heat.axhline(bound, color=_EDGE, linewidth=0.8)
-        beside.axhline(bound, color="#d0d5dd", linewidth=0.6)
-    middles = (bounds[:-1] + bounds[1:]) / 2
-    if column == 0:
-        heat.set_yticks(middles, [label for label, _ in groups])
-    else:
-        heat.set_yticks(middles, [])
-    heat.tick_params(axis="y", length=0)
-    bar = figure.colorbar(mesh, ax=beside, location="right", aspect=40, pad=0.08, extend="both")
-    bar.set_label(name)
-    bar.outline.set_visible(False)
-    above.bar(np.arange(n) + 0.5, along, width=1.0, color=color, linewidth=0)
-    above.set_ylabel(along_name.replace(" of the", "\nof the") + _limits(above.set_ylim, along))
+        heat.axhline(bound, color="white", linewidth=0.8)
+    heat.set_ylim(edges[-1], 0)
+    heat.set_yticks((bounds[:-1] + bounds[1:]) / 2, [label for label, _ in groups])
+    heat.set_xlabel("interaction, in the order of the batch")
+    figure.colorbar(mesh, ax=beside, aspect=40, pad=0.08, extend="both", label=name)
+    above.bar(np.arange(n) + 0.5, along, width=1.0, color=_BAR, linewidth=0)
+    above.set_ylabel(along_name)
     above.tick_params(axis="x", labelbottom=False)
-    above.locator_params(axis="y", nbins=3)
-    means = cells.mean(1)
-    centres, heights = (edges[:-1] + edges[1:]) / 2, np.diff(edges)
-    base = 0.0 if column == 0 else low  # a logarithm has no zero to start from
-    beside.barh(centres, means - base, left=base, height=heights, color=color, linewidth=0)
+    beside.barh((edges[:-1] + edges[1:]) / 2, cells.mean(1), height=np.diff(edges), color=_BAR, linewidth=0)
+    beside.set_xlabel("mean of the\nparameter")
     beside.tick_params(axis="y", left=False, labelleft=False)
-    beside.set_xlabel("mean of the\nparameter" + _limits(beside.set_xlim, means))
-    ends = sorted({float(f"{end:.3g}") for end in (means.min(), means.max())})
-    beside.set_xticks(ends, [f"{end:g}" for end in ends], rotation=30, ha="right")
-    for axes in (above, beside):
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        axes.tick_params(labelsize=8)
 
 
-def _limits(set_limits: Any, values: Floats) -> str:
-    """Bars start at zero, unless they are so alike that nothing could be told apart; the label then says so."""
-    low, high = float(values.min()), float(values.max())
-    room = 0.15 * (high - low) or 0.1 * abs(high) or 1.0
-    cut = low < 0 or 0.9 * high < low < (1 - 1e-6) * high
-    set_limits(low - room if cut else 0.0, high + room)
-    return "\n(not from 0)" if cut else ""
-
-
-def parameter_edges(groups: list[tuple[str, int]], least: float = _LEAST_HEIGHT) -> Floats:
+def parameter_edges(groups: list[tuple[str, int]]) -> Floats:
     """Where each parameter starts on the vertical axis; groups of few are stretched so that they are seen."""
     total = sum(size for _, size in groups)
-    heights = [np.full(size, max(1.0, least * total / size)) for _, size in groups]
+    heights = [np.full(size, max(1.0, _LEAST_HEIGHT * total / size)) for _, size in groups]
     edges: Floats = np.concatenate([np.zeros(1), np.cumsum(np.concatenate(heights))])
     return edges
-
-
-def _floor(gradients: Floats) -> float:
-    """The smallest gradient that is drawn: seven orders below the largest, so that exact zeros have a colour."""
-    return max(float(np.abs(gradients).max(initial=0.0)), 1e-30) * 1e-7

@@ -14,7 +14,7 @@ from melon.errors import require_plots
 from melon.evaluation import labels
 from melon.evaluation.labels import INK, LINE, SOFT, color, css_variable
 from melon.evaluation.ranking import LIST_METRICS, METRICS
-from melon.evaluation.record import ResultLine, is_auto, method_name, result_lines
+from melon.evaluation.record import ResultLine, is_auto, lists_sentence, method_name, result_lines
 from melon.evaluation.table import ResultTable, TableCell, inline, metric_table
 from melon.lab.comparisons import trailing_width
 from melon.lab.figures import Drawing, StoryLine, Weight, story
@@ -182,36 +182,25 @@ def result_document(records: Records, title: str = "") -> Document:
         Section("table", "", "", [_table(lines, _SHORT), *_details(records, lines)]),
     ]
     methods = [line.method for line in lines]
-    return Document(title or f"{own} on {stream}", headline(records, lines), facts, sections, methods)
+    lead = headline(records, lines)
+    if first["lists"]:
+        lead = f"{lists_sentence(first)} Among sampled items: {lead}"
+    return Document(title or f"{own} on {stream}", lead, facts, sections, methods)
 
 
 def headline(records: Records, lines: Sequence[ResultLine]) -> str:
-    """Who did best, by how much, and what a model that is never updated loses."""
-    record, ranked = (
-        records[0],
-        sorted((line for line in lines if line.metrics), key=lambda line: -line.metrics["HR@5"]),
-    )
+    """Who did best, and by how much."""
+    ranked = sorted((line for line in lines if line.metrics), key=lambda line: -line.metrics["HR@5"])
     if not ranked:
         return "No event could be ranked: there are too few items beside what users have taken."
-    best, events, candidates = ranked[0], record["interactions_evaluated"], record["protocol"]["negatives"] + 1
-    simple, updated = _simple(ranked, record), _updated(ranked[1:], record)
-    rest = []
-    if best not in simple:
-        rest.append(f"{_percent(simple[0])} for {simple[0].label}, the best simple baseline")
-    if updated:
-        of = f"the best of {len(updated)} update strategies on" if len(updated) > 1 else "the update strategy on"
-        name = updated[0].label.removesuffix(" (tuned)")
-        rest.append(f"{_percent(updated[0])} for {name}, {of} {labels.recommender_label(record['recommender'])}")
-    rest += [
-        f"{_percent(line)} for a model that is never updated"
-        for line in ranked
-        if line.method == "frozen" and line not in (best, simple[0])
-    ]
+    best, *others = ranked
+    events, candidates = records[0]["interactions_evaluated"], records[0]["protocol"]["negatives"] + 1
     who = f"{best.label}, which is what melon runs if you name nothing," if best.method == labels.AUTO else best.label
-    text = (
-        f"{who} did best: in {_percent(best)} of {events:,} cases the item that was taken stood among its first five "
-    )
-    return text + f"of {candidates}" + (f", against {_listed(rest)}." if rest else ".")
+    text = f"{who} did best: in {_percent(best)} of {events:,} cases the item that was taken stood among its first five"
+    shown = [*_simple(others, records[0])[:1], *_updated(others, records[0])[:1]]
+    shown += [line for line in others if line.method == "frozen" and line not in shown]
+    rest = [f"{_percent(line)} for {line.label}" for line in shown]
+    return f"{text} of {candidates}" + (f", against {', '.join(rest)}." if rest else ".")
 
 
 def result_figure(records: Records) -> Figures:
@@ -305,7 +294,3 @@ def _updated(lines: Sequence[ResultLine], record: Mapping[str, Any]) -> list[Res
 
 def _percent(line: ResultLine) -> str:
     return f"{line.metrics['HR@5']:.0%}".replace("%", " %")
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return "; ".join(parts[:-1]) + ("; and " if len(parts) > 1 else "") + parts[-1]

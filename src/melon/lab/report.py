@@ -39,7 +39,7 @@ from melon.lab.comparisons import (
     table_of,
     trailing_width,
 )
-from melon.lab.figures import StoryLine, Weight, cost, forest, story
+from melon.lab.figures import StoryLine, Weight, forest, story
 from melon.lab.page import Block, Bullets, Code, Document, Figure, Figures, Fold, Part, Prose, Section, html_page
 from melon.progress import counted
 from melon.types import Plain
@@ -170,8 +170,6 @@ _MARKS: Mapping[str, Mark] = {
 }
 #: More methods than this are thin lines, except the baselines and the best.
 _MOST_LINES = 6
-#: More comparisons than this stand below each other in the overview.
-_MOST_ACROSS = 4
 _RULES = (
     f"The reference is {label(REFERENCE)}: plain fine-tuning, named before any number was seen; methods are compared "
     f"by {METRIC}. “Better” and “worse”: the 95 % interval of the difference per event, from a bootstrap over users, "
@@ -237,7 +235,7 @@ def advice(comparison: MethodComparison, tests: PairedTests) -> str:
 
 
 def overview(bench: Bench) -> ResultTable:
-    """Methods down, the best first, and comparisons across; the other way round where there are many comparisons."""
+    """Methods down, the best first, and comparisons across."""
     rates = defaultdict(list)
     for comparison in bench.main:
         for method in comparison.methods:
@@ -245,9 +243,6 @@ def overview(bench: Bench) -> ResultTable:
     methods = sorted(rates, key=lambda method: -float(np.mean(rates[method])))
     names = [f"{where(comparison)} ({bench.pace(comparison.stream)})" for comparison in bench.main]
     columns = [_overview_cells(comparison, methods) for comparison in bench.main]
-    if len(columns) > _MOST_ACROSS:
-        head = ["", *(label(method).partition(" (")[0] for method in methods)]
-        return ResultTable(head, [[TableCell(name), *cells] for name, cells in zip(names, columns, strict=True)])
     rows = zip(methods, *columns, strict=True)
     return ResultTable(["", *names], [[TableCell(label(method), method=method), *cells] for method, *cells in rows])
 
@@ -435,18 +430,14 @@ def _curves(comparison: MethodComparison) -> Figure:
 
 
 def costs(bench: Bench) -> Section | None:
-    """Time per update, and accuracy against it with the frontier."""
-    figures, rows, few = [], [], False
+    """Time per update, and which methods are on the frontier: nothing as cheap is better."""
+    rows, few = [], False
     for comparison in _with_strategies(bench):
         times = {method: milliseconds(comparison, method) for method in (REFERENCE, *comparison.strategies)}
         points = {m: (taken, comparison.hit_rate(m)) for m, taken in times.items() if taken is not None}
         if not points:
             continue
-        edge, labels = frontier(points), {method: comparison.label(method) for method in comparison.methods}
-        flat = {name: comparison.hit_rate(name) for name in ("frozen", "recent_popularity")}
-        name = f"cost-{slug(comparison)}"
-        caption = f"{where(comparison)}: accuracy against time per update; the steps are the frontier"
-        figures.append(Figure(name, cost(name, points, edge, flat, labels), caption))
+        edge = frontier(points)
         for method, point in points.items():
             timed = min(run.record["update_ms"]["batches"] for run in comparison.runs if run.method == method)
             few |= timed < TIMED_BATCHES
@@ -458,8 +449,8 @@ def costs(bench: Bench) -> Section | None:
     if few:
         note += f" Some methods were timed on fewer than {TIMED_BATCHES} batches: read those with care."
     head = ["", "method", "median ms", "mean", "p95", "updates/s", "batches", "HR@5", ""]
-    lead = "Elapsed time per online batch, and what it buys. Anything below the steps is beaten by something cheaper."
-    return Section("cost", "Cost", lead, [Figures(figures), ResultTable(head, rows, note, left=2, grouped=True)])
+    lead = "Elapsed time per online batch, and what it buys. Off the frontier, something cheaper is as good."
+    return Section("cost", "Cost", lead, [ResultTable(head, rows, note, left=2, grouped=True)])
 
 
 def cold_users(bench: Bench) -> Section | None:

@@ -224,17 +224,12 @@ class BenchProgress(LiveProgress):
             self._live.update(replace(table, caption=caption).rich())
 
     def _left(self) -> str:
-        """Time left, by the seconds of the same cell with other seeds, or else of the same strategy."""
-        seconds: dict[tuple[str, ...], list[float]] = defaultdict(list)
-        for outcome in self._outcomes.values():
-            if outcome.record is not None:
-                for kind in _kinds(outcome.task):
-                    seconds[kind].append(outcome.seconds)
+        """Time left, if the other cells take as long as those that have ended."""
+        seconds = [outcome.seconds for outcome in self._outcomes.values() if outcome.record is not None]
         if not seconds:
             return "time left unknown"
-        left = [task for task in self._tasks if task.key not in self._outcomes]
-        total = sum(next(float(np.mean(seconds[kind])) for kind in _kinds(task) if kind in seconds) for task in left)
-        return time_left(total / self._workers)
+        left = len(self._tasks) - len(self._outcomes)
+        return time_left(left * float(np.mean(seconds)) / self._workers)
 
 
 def show_bench(result: BenchResult) -> int:
@@ -243,6 +238,8 @@ def show_bench(result: BenchResult) -> int:
     repeats = any(judged_section(record) == "without_repeats" for record in records)
     without = "; streams with repeats of what a user already had: without them, as melon report judges"
     title = f"HR@5, mean over seeds{without if repeats else ''}"
+    for line in _lists_lines(result):
+        say(line)
     say(str(replace(bench_table(result.tasks, result.outcomes), title=title)))
     failed = result.failed
     for outcome in failed:
@@ -252,6 +249,21 @@ def show_bench(result: BenchResult) -> int:
         say(f"{count} ({result.out}/*.failed.txt say why); run the same command to try them again.")
     say(f"records in {result.out}: melon report {result.out}")
     return 1 if failed else 0
+
+
+def _lists_lines(result: BenchResult) -> list[str]:
+    """For each stream and recommender, the first sentence of its best result by lists, which names the nearest."""
+    best: dict[tuple[str, str], tuple[float, str]] = {}
+    for task in result.tasks:
+        outcome = result.outcomes.get(task.key)
+        record = outcome.record if outcome is not None else None
+        if record is None or not record["lists"]:
+            continue
+        score = record["lists"]["all"].get("NDCG@10", 0.0)
+        pair = task.stream, task.config.recommender
+        if pair not in best or score > best[pair][0]:
+            best[pair] = score, f"{task.stream}, {task.config.recommender}: {lists_sentence(record)}"
+    return [line for _, line in best.values()]
 
 
 def bench_table(
@@ -291,9 +303,3 @@ def outcome_text(outcome: CellOutcome) -> str:
     if outcome.not_applicable is not None:
         return f"N/A: {outcome.not_applicable}"
     return f"failed: {last_line(outcome.problem)}"
-
-
-def _kinds(task: Task) -> list[tuple[str, ...]]:
-    """What a cell is like, from the most to the least alike."""
-    config = task.config
-    return [(task.stream, config.recommender, config.strategy), (config.recommender, config.strategy), ()]

@@ -48,6 +48,11 @@ class HeadTeacher:
         examples = headed.head_examples(users, lines, allowed, context)
         return replace(examples, offsets=self._offsets(users, lines))
 
+    def with_present_rows(self, head_examples: HeadExamples, context: Context) -> HeadExamples:
+        """Recorded examples as they are beside the rows of this recommender at the same point of the stream."""
+        assert self._headed is not None
+        return self._headed.with_present_rows(head_examples, context)
+
     def _offsets(self, users: Ints, lines: Ints) -> Singles | None:
         """Minus the log of how often each item of a line is drawn, where some are drawn more often than others."""
         assert self._headed is not None

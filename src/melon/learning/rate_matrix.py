@@ -118,15 +118,14 @@ class BatchRates:
         return {name: describe_rates(cells) for name, cells in self.parts().items()}
 
 
-def explain_batch(model: LiveModel, log: Interactions, *, at: int | None, batch: int, batch_size: int) -> BatchRates:
-    """The batch that starts at event `at` of a log, or `batch` batches after it, as if it were learned now."""
+def explain_batch(model: LiveModel, log: Interactions, *, at: int | None, batch_size: int) -> BatchRates:
+    """The batch that starts at event `at` of a log, as if it were learned now."""
     _require_same_ids(model, log)
     start, note = _start(model, log, at, batch_size)
-    start += batch * batch_size
-    if batch_size < 1 or batch < 0 or not 0 <= start < len(log):
+    if batch_size < 1 or not 0 <= start < len(log):
         raise SettingsError(
             f"there is no batch of {batch_size} interactions from event {start} on in a stream of {len(log):,}; "
-            "choose another --at, --batch or --batch-size."
+            "choose another --at or --batch-size."
         )
     return batch_rates(model.updater, model.look_ahead(log, start, min(start + batch_size, len(log))), start, note)
 

@@ -125,6 +125,10 @@ class Updater:
         """What a batch would teach the recommender's head now, if it has one."""
         return self._teacher.head_examples(batch, self._context(int(batch.times[0])))
 
+    def with_present_rows(self, head_examples: HeadExamples, time: int) -> HeadExamples:
+        """Examples that were recorded beside other rows at this point of the stream, as they are beside these."""
+        return self._teacher.with_present_rows(head_examples, self._context(time))
+
     # Learning: the only code that writes rows.
 
     def learn(self, batch: Batch, *, teach_head: bool = True) -> float:

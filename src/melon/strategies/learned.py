@@ -13,8 +13,8 @@ from torch import Tensor
 
 from melon.errors import CheckpointError
 from melon.models.autograd import tensor_of, torch_type
+from melon.strategies.adam import MetaAdam
 from melon.strategies.base import Memory, RowStateSpec, Situation, Strategy, StrategySettings
-from melon.strategies.meta_adam import MetaAdam
 from melon.strategies.optimizers import OptimizerSettings, RowOptimizer
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec

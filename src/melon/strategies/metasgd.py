@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from melon.adam import Adam, Moments
+from melon.strategies.adam import Adam, Moments, clip_scale
 from melon.strategies.base import LearningRates, Proposal, RowState, RowStateSpec, Situation
 from melon.strategies.learned import LearnedSettings, LearnedStrategy, MetaLoss, gammas_at
-from melon.strategies.meta_adam import clip_scale
 from melon.strategies.parameters import Parameters
 from melon.strategies.reductions import GradientReduction, parameter_rates, reduced_gradients
 from melon.tables import TableSpec

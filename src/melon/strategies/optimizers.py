@@ -115,7 +115,7 @@ class RowOptimizer:
 
     def step(self, situation: Situation, gradients: Mapping[str, Tensor]) -> Proposal:
         """One step along given gradients; those of a table may be of its leading compact rows only."""
-        from melon.adam import Adam, Moments
+        from melon.strategies.adam import Adam, Moments
 
         settings, steps = self.settings, self.steps + 1
         adam = Adam(settings.beta_1, settings.beta_2, settings.eps)

@@ -126,6 +126,10 @@ class StreamFeatures:
             self.own.write(users, lines, past.of_items, len(self.names) - len(OWN_INPUTS), out)
         return out
 
+    def rows_again(self, rows: Sequence[Rows], users: Ints, lines: Ints, past: History, out: Singles) -> None:
+        """Write anew those of the `inputs` that rows give."""
+        policy.load("blend").row_inputs(users, lines, self.rings(past), *rows, out)
+
     @staticmethod
     def rings(past: History) -> Rings:
         """Each user's last items, for kernels."""

@@ -19,7 +19,7 @@ from melon.kernels import policy
 from melon.kernels.blend_head import LINES_AT_ONCE, HeadTables
 from melon.stream.saved import MOST
 from melon.tables import TableSpec
-from melon.types import Arrays, Flags, Floats, Singles
+from melon.types import Arrays, Flags, Floats, Ints, Singles
 
 LINEAR, HIDDEN, SHIFT, OUTPUT = TABLES = ("head_linear", "head_hidden", "head_shift", "head_output")
 #: Scales come from the first interactions of training, this many, then fixed.
@@ -72,6 +72,8 @@ class HeadExamples:
     #: What is added to scores while training, n × (1 + negatives): minus the log of how often an item is drawn, so that
     #: items of which more are drawn than others do not seem less likely (sampled softmax). None: all are drawn alike.
     offsets: Singles | None = None
+    #: The users and items that the inputs are of.
+    pairs: tuple[Ints, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)

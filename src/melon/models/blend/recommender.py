@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -103,7 +104,14 @@ class Blend(FactorModel):
 
     def head_examples(self, users: Ints, items: Ints, allowed: Flags, context: Context) -> HeadExamples:
         """What interactions teach the head: users n, items n × (1 + negatives), from the stored model as it is now."""
-        return HeadExamples(self.inputs_of(users, items, context), allowed)
+        return HeadExamples(self.inputs_of(users, items, context), allowed, pairs=(users, items))
+
+    def with_present_rows(self, head_examples: HeadExamples, context: Context) -> HeadExamples:
+        """The same examples where nothing but rows has changed: what streaming state said of them still holds."""
+        assert head_examples.pairs is not None
+        inputs = head_examples.inputs.copy()
+        self.stream.rows_again(self._rows(context), *head_examples.pairs, context.history, inputs)
+        return replace(head_examples, inputs=inputs)
 
     def score(self, users: Ints, items: Ints, context: Context | None = None) -> Scores:
         at = None if context is None else context.moment
@@ -163,6 +171,11 @@ class Blend(FactorModel):
 
     def inputs_of(self, users: Ints, items: Ints, context: Context) -> Singles:
         """The head's inputs of candidates."""
+        lines = np.ascontiguousarray(users), np.ascontiguousarray(items)
+        return self.stream.inputs(self._rows(context), *lines, context.history)
+
+    def _rows(self, context: Context) -> list[Rows]:
+        """Rows of users, of items and of items' biases, as kernels take them."""
         at = context.moment
         now = self.clock.now if at is None else at.now
         tables = (self.tables[name] for name in TAUGHT)
@@ -170,8 +183,7 @@ class Blend(FactorModel):
         for table in tables:
             values, touched, half_life = table.arrays(at)
             rows.append(Rows(_singles(values), touched, half_life, table.rows, now))
-        lines = np.ascontiguousarray(users), np.ascontiguousarray(items)
-        return self.stream.inputs(rows, *lines, context.history)
+        return rows
 
 
 def _singles(values: npt.NDArray[Any]) -> Singles:

@@ -1,7 +1,7 @@
 """What each user had: how often, how lately, and how much users and items tend to repeat.
 
-Each (user, item) has one entry, 24 bytes, and a user at most `MOST_ITEMS` of them: beyond that a newcomer takes
-the place of the entry with the least decayed count. Ages are counted in the user's own events.
+Each (user, item) has one entry, 20 bytes in blocks of eight, and a user at most `MOST_ITEMS` of them: beyond that a
+newcomer takes the place of the entry with the least decayed count. Ages are counted in the user's own events.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from melon.kernels import policy
-from melon.kernels.own_items import BESIDE, Chains
+from melon.kernels.own_items import BESIDE, BLOCK, Chains
 from melon.models.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
@@ -34,16 +34,23 @@ class OwnItems:
     """Follows a stream and gives, for pairs, what the user's own past says of the item."""
 
     def __init__(self) -> None:
-        self._users = self._entries = self._known = 0
-        by_entry = _filled(0), _filled(0), _filled(0), np.zeros((0, len(_RATES)), dtype=np.float32)
-        self._chains = _chains(*(_filled(0) for _ in range(4)), *by_entry, _filled(0))
+        self._users = self._blocks = self._known = 0
+        self._chains = _chains(*(_filled(0) for _ in range(7)), np.zeros((0, len(_RATES)), np.float32), _filled(0))
+        #: Gets what the next batch overwrites, where it may be taken back.
+        self._overwritten: list[AnyArray] | None = None
 
     def observe(self, users: Ints, items: Ints) -> None:
         """Let users take items, in order."""
-        if len(users):
-            self._grow(rows_needed(users), self._entries + len(users), rows_needed(items))
-            events = np.ascontiguousarray(users), np.ascontiguousarray(items)
-            self._entries = policy.load("own_items").take_own(*events, self._chains, self._entries, MOST_ITEMS)
+        if not len(users):
+            return
+        self._grow(rows_needed(users), self._blocks + len(users), rows_needed(items))
+        events, size = (np.ascontiguousarray(users), np.ascontiguousarray(items)), len(users)
+        before = np.empty(size, np.int64), np.empty((size, 2), np.int32), np.empty((size, len(_RATES)), np.float32)
+        kernels = policy.load("own_items")
+        self._blocks = kernels.take_own(*events, self._chains, self._blocks, MOST_ITEMS, *before)
+        if self._overwritten is not None:
+            self._overwritten.extend(before)
+            self._overwritten = None
 
     def write(self, users: Ints, lines: Ints, of_items: PartnerRings, first: int, out: Singles) -> None:
         """Write the inputs of lines of items n × c, from input `first` on."""
@@ -75,92 +82,97 @@ class OwnItems:
 
     def forget_user(self, user: int) -> None:
         """Know nothing of a user any more; the entries stay empty."""
-        if user < self._users:
-            entries, own = self._entries_of(np.array([user])), self._chains
-            own.item_repeats[own.items[entries]] = np.maximum(own.item_repeats[own.items[entries]] - 1, 0)
+        if user >= self._users:
+            return
+        own, block = self._chains, int(self._chains.heads[user])
+        items = own.items[self._places(user)]
+        own.item_repeats[items] = np.maximum(own.item_repeats[items] - 1, 0)
+        while block >= 0:
             for each in (own.items, own.last, own.counts):
-                each[entries] = 0
-            own.after[entries], own.heads[user] = -1, -1
-            own.sizes[user] = own.taken[user] = own.repeats[user] = 0
+                each[block * BLOCK : (block + 1) * BLOCK] = 0
+            own.after[block], block = -1, int(own.after[block])
+        own.heads[user] = -1
+        own.sizes[user] = own.taken[user] = own.repeats[user] = 0
 
     def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
         """A function that takes back the next `observe` of these interactions."""
-        users, counted, known = distinct(users[users < self._users]), self._entries, self._known
-        many, held, own = self._users, self._entries_of(users), self._chains
+        users, blocks, known = distinct(users[users < self._users]), self._blocks, self._known
+        many, own = self._users, self._chains
         items = distinct(items[items < known])
-        by_user = [each[users] for each in _by_user(own)]
-        by_entry, repeats = [each[held] for each in _by_entry(own)], own.item_repeats[items]
+        by_user, repeats = [each[users] for each in own[:4]], own.item_repeats[items]
+        overwritten: list[Any] = []
+        self._overwritten = overwritten
 
         def undo() -> None:
             chains = self._chains
-            for each, values in zip(_by_user(chains), by_user, strict=True):
+            if overwritten:
+                touched, rows, counts = (each[::-1] for each in overwritten)  # of several writes the first was over
+                chains.items[touched], chains.last[touched], chains.counts[touched] = rows[:, 0], rows[:, 1], counts
+            chains.after[blocks : self._blocks] = 0
+            for each, values in zip(chains[:4], by_user, strict=True):
                 each[many : self._users] = 0
                 each[users] = values
             chains.heads[many : self._users] = -1
-            for each, values in zip(_by_entry(chains), by_entry, strict=True):
-                each[counted : self._entries] = 0
-                each[held] = values
             chains.item_repeats[known : self._known] = 0
             chains.item_repeats[items] = repeats
-            self._users, self._entries, self._known = many, counted, known
+            self._users, self._blocks, self._known = many, blocks, known
 
         return undo
 
     def state(self) -> Arrays:
         """Arrays that `restore` turns back into the same entries."""
-        own, names = self._chains, Chains._fields
-        by_user = {name: each[: self._users].copy() for name, each in zip(names[:4], _by_user(own), strict=True)}
-        by_entry = {name: each[: self._entries].copy() for name, each in zip(names[4:8], _by_entry(own), strict=True)}
-        return {**by_user, **by_entry, "item_repeats": own.item_repeats[: self._known].copy()}
+        sizes = [self._users] * 4 + [self._blocks] + [self._blocks * BLOCK] * 3 + [self._known]
+        names = Chains._fields[: len(sizes)]
+        chains: tuple[AnyArray, ...] = self._chains[: len(sizes)]
+        return {name: each[:size].copy() for name, each, size in zip(names, chains, sizes, strict=True)}
 
     def restore(self, state: SavedArrays) -> None:
         """Become what `state` described; arrays that no entries can have are a `CheckpointError`."""
-        known, entries = len(saved_array(state, "item_repeats", np.int32, (None,))), len(state["items"])
+        known, blocks = len(saved_array(state, "item_repeats", np.int32, (None,))), len(state["after"])
         whole = {name: (0, np.iinfo(np.int32).max) for name in Chains._fields}
-        whole |= {"heads": (-1, entries - 1), "after": (-1, entries - 1), "items": (0, max(known - 1, 0))}
+        whole |= {"heads": (-1, blocks - 1), "after": (-1, blocks - 1), "items": (0, max(known - 1, 0))}
         whole |= {"sizes": (0, MOST_ITEMS), "taken": (0, 1 << 30)}  # room to count on
         users, parts = len(saved_array(state, "heads", np.int32, (None,))), list[Any]()
         for place, name in enumerate(Chains._fields[:7]):
             least, most = whole[name]
-            size = users if place < 4 else entries
+            size = users if place < 4 else blocks if name == "after" else blocks * BLOCK
             parts.append(saved_array(state, name, np.int32, (size,), least=least, most=most))
-        require(bool((parts[4] < np.arange(entries)).all()), "an entry of a user's items stands before an older one")
+        require(bool((parts[4] < np.arange(blocks)).all()), "a block of a user's items stands before an older one")
         heads, sizes, taken, _, after, _, last = parts
-        lengths, entry, owned = np.zeros(users, dtype=np.int64), heads, 0
-        for _ in range(MOST_ITEMS + 1):  # all users' chains, one entry further each time
-            held = np.flatnonzero(entry >= 0)
+        lengths, block, owned = np.zeros(users, dtype=np.int64), heads, 0
+        for _ in range(MOST_ITEMS // BLOCK + 1):  # all users' chains, one block further each time
+            held = np.flatnonzero(block >= 0)
             lengths[held] += 1
             owned += len(held)
-            require(bool((last[entry[held]] < taken[held]).all()), "an entry is later than its user's events")
-            entry = np.where(entry >= 0, after[entry], -1)
-        require(bool((lengths == sizes).all()) and owned <= entries, "users' numbers of items and their entries")
-        counts = saved_array(state, "counts", np.float32, (entries, len(_RATES)), least=0, most=float(MOST))
+            late = last.reshape(-1, BLOCK)[block[held]] >= taken[held, None]
+            require(not late.any(), "an entry is later than its user's events")
+            block = np.where(block >= 0, after[block], -1)
+        require(bool((lengths == -(-sizes // BLOCK)).all()) and owned <= blocks, "users' numbers of items and blocks")
+        counts = saved_array(state, "counts", np.float32, (blocks * BLOCK, len(_RATES)), least=0, most=float(MOST))
         repeats = saved_array(state, "item_repeats", np.int32, (known,), least=0)
         self._chains = _chains(*parts, counts, repeats)
-        self._users, self._entries, self._known = users, entries, known
+        self._users, self._blocks, self._known = users, blocks, known
 
-    def _entries_of(self, users: Ints) -> Ints:
-        entries = np.empty(int(self._chains.sizes[users].sum()), dtype=np.int64)
-        return entries[: policy.load("own_items").own_entries(users, self._chains, entries)]
+    def _places(self, user: int) -> Ints:
+        """The places of a user's entries."""
+        own, places = self._chains, list[Ints]()
+        block, room = int(own.heads[user]), (int(own.sizes[user]) - 1) % BLOCK + 1
+        while block >= 0:
+            places.append(np.arange(block * BLOCK, block * BLOCK + room))
+            block, room = int(own.after[block]), BLOCK
+        return np.concatenate(places) if places else np.empty(0, dtype=np.int64)
 
-    def _grow(self, users: int, entries: int, items: int) -> None:
-        own = self._chains
-        by_user = [_longer(each, users, -1 if at == 0 else 0) for at, each in enumerate(_by_user(own))]
-        by_entry = [_longer(each, entries) for each in _by_entry(own)]
-        self._chains = _chains(*by_user, *by_entry, _longer(own.item_repeats, items))
+    def _grow(self, users: int, blocks: int, items: int) -> None:
+        own, places = self._chains, blocks * BLOCK
+        by_user = [_longer(each, users, -1 if at == 0 else 0) for at, each in enumerate(own[:4])]
+        by_place = [_longer(each, places) for each in own[5:8]]
+        after, repeats = _longer(own.after, blocks), _longer(own.item_repeats, items)
+        self._chains = _chains(*by_user, after, *by_place, repeats)
         self._users, self._known = max(self._users, users), max(self._known, items)
 
 
 def _chains(*arrays: Any) -> Chains:
     return Chains(*(*arrays, _RATES))
-
-
-def _by_user(own: Chains) -> list[Any]:
-    return list(own[:4])
-
-
-def _by_entry(own: Chains) -> list[Any]:
-    return list(own[4:8])
 
 
 def _met(of_items: PartnerRings) -> tuple[Ints, Ints]:
