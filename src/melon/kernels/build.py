@@ -58,11 +58,6 @@ def part(function: CompiledFunction) -> CompiledFunction:
     return _decorated(function, FAST)
 
 
-def inlined_part(function: CompiledFunction) -> CompiledFunction:
-    """A part that becomes text of its callers: handing many arrays over can cost more than the work on them."""
-    return _decorated(function, FAST, forceinline=True)
-
-
 def exact_entry(function: CompiledFunction) -> CompiledFunction:
     """An entry whose floating-point operations stay in order."""
     return _decorated(function, EXACT, cache=True)

@@ -11,6 +11,13 @@ import inspect
 from collections.abc import Sequence
 from types import ModuleType
 
+#: Parts become text of their callers: handing many arrays over can cost more than the work on them.
+INLINED = """FAST, _decorated, entry
+
+from functools import partial
+
+part = partial(_decorated, options=FAST, forceinline=True)"""
+
 
 def written(
     title: str,
@@ -25,13 +32,14 @@ def written(
 
     With `plain` the text is for Python itself.
     """
-    decorators = "exact_entry as entry, exact_part as part" if exact else "entry, part"
-    decorators = "entry, inlined_part as part" if inlined else decorators
+    decorators = "from melon.kernels.build import " + (
+        "exact_entry as entry, exact_part as part" if exact else INLINED if inlined else "entry, part"
+    )
     parts = [
         f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
         "import math",
         "import numpy as np",
-        "" if plain else f"from melon.kernels.build import {decorators}",
+        "" if plain else decorators,
     ]
     for module in modules:
         for statement in ast.parse(inspect.getsource(module)).body:

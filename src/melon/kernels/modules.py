@@ -59,7 +59,6 @@ MODULES = {
         "the kernels of meta-training",
         (arithmetic, factor, rates, forms, forward, backward),
         forms.SIGNATURES,
-        inlined=True,
         takes="about half a minute",
     ),
     "rates": KernelModule(
