@@ -7,6 +7,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "tools"))
 
 from command_line import commands
 from http_api import reference as http_reference
+from serve_settings import reference as serve_settings
 from site_hooks import expanded
+from words import avoided
 
-__all__ = ["commands", "expanded", "http_reference"]
+__all__ = ["avoided", "commands", "expanded", "http_reference", "serve_settings"]

@@ -109,10 +109,7 @@ def test_fewer_items_than_candidates(run: Run, write: Write) -> None:
     ("text", "more", "words"),
     [
         ("", (), ("empty",)),
-        ("user,item,time\n", (), ("no interaction", "no line after the header")),
         ("who,what,when\n1,2,3\n", (), ("'who'", "--user")),
-        ("user,item,time\n1,2,3\n", ("--time", "clock"), ("'clock'", "'time'")),
-        ("user,item,time\n1,2,soon\n2,3,later\n", (), ("no good row", "2 ×", "soon")),
         ("user,item,time\n1,2,10\n1,3,nan\n", ("--strict",), ("line 3", "nan")),
         (
             "user,item,time\n1,2,10\n1,3,20\n",

@@ -1,5 +1,6 @@
 """Undocumented means failing: every command, strategy, recommender, setting, format and error is looked up in docs."""
 
+import inspect
 import json
 import re
 import runpy
@@ -11,7 +12,7 @@ import typer
 
 import melon
 from commands import Run
-from documentation import commands, expanded
+from documentation import avoided, commands, expanded, http_reference, serve_settings
 from melon import errors
 from melon.cli import app
 from melon.learning.pretrain import PretrainSettings
@@ -26,6 +27,7 @@ from melon.testing import SMALL_RECOMMENDERS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("research/**/*.md")])
+GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
 #: Lessons that build on each other; tests/test_tutorials.py runs them in order.
 IN_ORDER = sorted(DOCS.glob("tutorials/[1-5]-*.md"))
 ERRORS = [thing for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, Exception)]
@@ -189,6 +191,20 @@ def test_the_result_file_is_told_field_by_field(tmp_path: Path, monkeypatch: pyt
     for name in (*record, *record["baselines"], *columns):
         of_method = re.sub(r"^(rank|list_all|list_first_time)_", "", name)
         assert f"`{name}`" in told or f"`{of_method}`" in told, f"docs/evaluation.md does not tell about {name}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_a_page_has_no_phrase_that_readers_stumble_over(page: Path) -> None:
+    assert not avoided(page.read_text(encoding="utf-8"))
+
+
+def test_neither_have_help_texts_routes_settings_and_public_names() -> None:
+    helps = [text or "" for one in COMMANDS.values() for text in (one.help, *(each.help for each in one.params))]
+    names = [getattr(melon, name) for name in melon.__all__]
+    members = [member for one in names if isinstance(one, type) for member in vars(one).values()]
+    docstrings = [inspect.getdoc(one) or "" for one in (*names, *members) if callable(one)]
+    tables = [text.replace("|", "\n") for text in (http_reference(), serve_settings())]
+    assert not [bad for text in (*helps, *docstrings, *tables) for bad in avoided(text)]
 
 
 def test_the_changelog_knows_this_version() -> None:

@@ -50,6 +50,7 @@ def _names(parameter: Any) -> str:
     names = [*parameter.opts, *parameter.secondary_opts]
     kind = getattr(parameter.type_descriptor.annotation, "__name__", "").lower()
     metavar = "" if parameter.is_flag else f" {parameter.metavar or kind.upper()}".rstrip()
+    metavar = metavar.replace("|", "\\|")
     return ", ".join(f"`{name}{metavar if name == names[-1] else ''}`" for name in names)
 
 

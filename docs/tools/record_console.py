@@ -19,8 +19,8 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 PICTURE = Path(__file__).parents[1] / "images" / "console.gif"
-WIDTH, HEIGHT, SHOTS, EVERY_S = 1180, 750, 60, 7.0
-FRAMES, FRAME_MS, LAST_MS = 20, 450, 4_000
+WIDTH, HEIGHT, SHOTS, EVERY_S = 1180, 700, 60, 7.0
+FRAMES, FRAME_MS, LAST_MS = 16, 500, 4_000
 
 
 def screenshots(folder: Path) -> list[Path]:
@@ -58,11 +58,13 @@ def _screenshots(address: str, folder: Path) -> list[Path]:
 def animate(paths: list[Path], out: Path = PICTURE) -> None:
     """Some of the pictures, smaller and in few colours, as one that repeats; the last one stays for a while."""
     chosen = [paths[round(place * (len(paths) - 1) / (FRAMES - 1))] for place in range(FRAMES)]
-    frames = []
+    pictures = []
     for path in chosen:
         with Image.open(path) as shot:
-            small = shot.convert("RGB").resize((WIDTH * 3 // 4, HEIGHT * 3 // 4), Image.Resampling.LANCZOS)
-            frames.append(small.quantize(48, dither=Image.Dither.NONE))
+            pictures.append(shot.convert("RGB").resize((WIDTH * 3 // 4, HEIGHT * 3 // 4), Image.Resampling.LANCZOS))
+    # One palette for all, from the picture with the most lines, so that only what changes is stored.
+    palette = pictures[-1].quantize(255, method=Image.Quantize.MEDIANCUT)
+    frames = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     times = [FRAME_MS] * (FRAMES - 1) + [LAST_MS]
     frames[0].save(out, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
     print(f"{out}: {out.stat().st_size / 1024:.0f} kB")

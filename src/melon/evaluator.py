@@ -59,7 +59,7 @@ def evaluate(
     resume: bool = False,
     progress: bool = True,
 ) -> Evaluation:
-    """Evaluate prequentially: each batch of the test part is predicted first, then learned.
+    """Evaluate on a stream: each batch of the test part is predicted first, then learned.
 
     Args:
         stream: a prepared stream's path, or interactions as `Melon.fit` takes them.

@@ -197,8 +197,10 @@ def test_a_process_that_dies_takes_only_its_own_cell_down(folder: Path, tmp_path
 
 def test_a_cell_that_fails_is_told_and_tried_again(folder: Path, tmp_path: Path, run: Run) -> None:
     """A rate beyond all reason breaks one strategy; the others have their records, and the exit code says it."""
-    bad = tmp_path / "bad.toml"
-    bad.write_text('strategy = "eals"\n[settings]\nlr = 1e6\nweight_decay = 1e6\noptimizer = "sgd"\n', encoding="utf-8")
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    settings = 'recommender = "bpr"\nstrategy = "eals"\n[settings]\nlr = 1e6\nweight_decay = 1e6\noptimizer = "sgd"\n'
+    (bad / "flip-bpr-eals.toml").write_text(settings, encoding="utf-8")
     words = ["bench", folder / "flip.parquet", "--strategies", "eals", "--seeds", "1", *OPTIONS]
     ended = run(*words, "--config", bad, "--out", tmp_path / "runs")
     assert ended.code == 1
@@ -255,7 +257,7 @@ class TestWhatDoesNotGoTogether:
     @pytest.mark.parametrize(
         ("words", "complaint"),
         [
-            (["--set", "lr=0.1"], "put it into a file"),
+            (["--set", "lr=0.1"], "put it into a file named"),
             (["--strategies", "melom"], "Did you mean 'melon'?"),
             (["--recommenders", "brp"], "Did you mean 'bpr'?"),
             (["--split", "flap=0.8,0.1,0.1"], "Did you mean 'flip'?"),
@@ -274,19 +276,21 @@ class TestWhatDoesNotGoTogether:
         assert "same file name" in ended.said
 
 
-def test_splits_of_one_stream_and_settings_of_one_strategy(folder: Path, tmp_path: Path) -> None:
+def test_splits_of_one_stream_and_a_file_for_all_cells(folder: Path, tmp_path: Path) -> None:
     from melon.lab.bench import bench_plan
 
-    tuned = tmp_path / "tuned.toml"
-    tuned.write_text('strategy = "eals"\nrecommender = "bpr"\n[settings]\nlr = 0.2\n', encoding="utf-8")
+    file = tmp_path / "all.toml"
+    file.write_text("half_life = 500.0\n", encoding="utf-8")
     streams = [folder / "flip.parquet", folder / "news.parquet"]
-    plan = bench_plan(streams, {"budget": 2}, "bpr,ncf", "eals", 2, ["0.8,0.1,0.1", "news=0.7,0.1,0.2"], [tuned])
+    plan = bench_plan(streams, {"budget": 2}, "bpr,ncf", "eals", 2, ["0.8,0.1,0.1", "news=0.7,0.1,0.2"], [file])
     tasks = plan.tasks()
     assert len(tasks) == 2 * 2 * 2 * 2
     for task in tasks:
         assert task.config.split == ((0.7, 0.1, 0.2) if task.stream == "news" else (0.8, 0.1, 0.1))
-        speaks = task.config.strategy == "eals" and task.config.recommender == "bpr"
-        assert task.config.settings == ({"lr": 0.2} if speaks else {})
+        assert task.config.half_life == 500.0
+    file.write_text('strategy = "eals"\n[settings]\nlr = 0.2\n', encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"is about one strategy.*give its folder"):
+        bench_plan(streams, {"budget": 2}, "bpr,ncf", "eals", 2, [], [file])
 
 
 def test_a_stream_on_which_nothing_can_be_ranked_is_told(tmp_path: Path, run: Run) -> None:

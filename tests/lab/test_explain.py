@@ -22,16 +22,11 @@ from melon.learning.model import LiveModel
 from melon.learning.rate_matrix import explain_batch
 
 LEARNED = 600
+#: One strategy of each form of rates; the conformance checks meet every pairing.
 PAIRINGS = [
-    *(
-        ("bpr", name, {})
-        for name in ("default", "eals", "mwnet", "metasgd", "s2meta", "sml", "melon", "melon_i", "melon_p")
-    ),
-    *(("ncf", name, {}) for name in ("default", "metasgd", "s2meta", "melon")),
+    *(("bpr", name, {}) for name in ("default", "eals", "s2meta", "melon")),
+    *(("ncf", name, {}) for name in ("metasgd", "melon")),
     ("bpr", "default", {"optimizer": "adam_dense"}),
-    ("ncf", "melon", {"form": "code"}),
-    ("bpr", "melon", {"form": "paper", "half_life": 200.0}),
-    ("bpr", "s2meta", {"form": "stream"}),
     ("ncf", "sml", {"form": "stream"}),
 ]
 
@@ -77,9 +72,9 @@ def test_every_strategy_can_be_looked_at(
     facts = found.facts()
     assert ("shared" in facts) == (recommender == "ncf")
     assert all(np.isfinite(part.sigma_ratio) and part.rank >= 1 for part in facts.values())
-    if strategy in ("default", "mwnet", "melon_i"):
+    if strategy == "default":
         assert facts["rows"].rank == 1
-    if strategy in ("metasgd", "s2meta", "sml", "melon_p") and recommender == "ncf":
+    if strategy in ("metasgd", "sml"):
         assert facts["shared"].rank == 1
     json.dumps({name: part.as_dict() for name, part in facts.items()}, allow_nan=False)
 

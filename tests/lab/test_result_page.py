@@ -41,7 +41,7 @@ def test_a_sentence_a_picture_a_table_and_folded_details(html: str, record: Reco
     for name in ("frozen (no update)", "popularity", "recent popularity", "default steps (tuned)", "eALS"):
         assert f"</i>{name}</td>" in html
     assert f"{record['metrics']['HR@5']:.3f}".removeprefix("0") in html
-    assert "w_new = " in html[folded:]
+    assert "w_new=" in html[folded:]
     assert "250 interactions evaluated" in html[folded:]
     assert "<nav" not in html
 

@@ -27,8 +27,8 @@ def bench(
     config: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A TOML or JSON file of options; one that names a strategy is for its cells only. Or a folder of "
-            "STREAM-RECOMMENDER-STRATEGY.toml, as melon evaluate --save-config writes them. Repeatable.",
+            help="A TOML or JSON file of options for all cells, or a folder of STREAM-RECOMMENDER-STRATEGY.toml, as "
+            "melon evaluate --save-config writes them. Repeatable.",
             rich_help_panel=MODEL,
         ),
     ] = None,

@@ -48,7 +48,7 @@ def evaluate(
         bool, typer.Option("--resume", help="Go on where the same command was stopped.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
-    """Evaluate a strategy on a stream, prequentially, beside the baselines it has to beat.
+    """Evaluate a strategy on a stream: predict each batch, then learn it, beside the baselines it has to beat.
 
     Settings that are not given are chosen on the selection window: late training data and the validation part. The
     test part is not read until then.
@@ -102,6 +102,7 @@ def pretrain(
     from melon.estimator import Melon
     from melon.fitting.auto import settle_auto, why_auto
     from melon.fitting.config import whole_number
+    from melon.fitting.search import words
     from melon.progress import say
     from melon.strategies.registry import STRATEGIES
 
@@ -119,7 +120,7 @@ def pretrain(
         raise StoppedError(_how_to_repeat(model.choices_, strategy, out)) from None
     model.save(out)
     for name, settings in model.choices_.items():
-        say(f"chosen for {name}: {', '.join(f'{key}={value}' for key, value in settings.items()) or 'defaults'}")
+        say(f"chosen for {name}: {words(settings)}")
     why = why_auto(request, {})
     if why is not None:
         say(why)

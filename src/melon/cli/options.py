@@ -90,7 +90,6 @@ RENAMED = {
     "--trials": "--budget",
     "--full-ranking": "--lists, which is on by default: no item is left out that a real list would show",
     "--fading": "--half-life",
-    "--format": "no option: files are CSV, JSON lines or Parquet; --separator, --no-header and columns say the rest",
     "--align-ties": "no option: parts and batches are cut by count",
     "--rates": "melon explain MODEL STREAM, which draws the learning rates of any batch",
     "--k-core": "--min-interactions, or prepare the stream again",
@@ -171,13 +170,14 @@ def _filled(text: str | None) -> str | None:
         return text
     from dataclasses import fields
 
+    from melon.data.raw.formats import FORMATS
     from melon.fitting.config import CellConfig
     from melon.models.registry import RECOMMENDERS
     from melon.strategies.registry import STRATEGIES
     from melon.stream.candidates import MODES
 
     shown = {field.name: _shown(field.default) for field in fields(CellConfig)}
-    names = {"recommenders": RECOMMENDERS.names(), "strategies": STRATEGIES.names(), "modes": MODES}
+    names = {"recommenders": RECOMMENDERS.names(), "strategies": STRATEGIES.names(), "modes": MODES, "formats": FORMATS}
     return text.format_map(shown | {name: ", ".join(listed) for name, listed in names.items()})
 
 
@@ -228,8 +228,8 @@ EVALUATION: Mapping[str, Any] = {
     "config": _option(Path, MODEL, "A TOML or JSON file with any of these options; the command line wins."),
     "split": _option(str, PROTOCOL, "Shares of training, validation and test, in time order. (default: {split})"),
     "batch_size": _option(int, PROTOCOL, "Interactions per mini-batch. (default: {batch_size})"),
-    "candidates": _option(str, PROTOCOL, "Where negatives come from: {modes}. (default: {candidates})"),
-    "negatives": _option(int, PROTOCOL, "Negatives beside each positive. (default: {negatives})"),
+    "candidates": _option(str, PROTOCOL, "Where candidates come from: {modes}. (default: {candidates})"),
+    "negatives": _option(int, PROTOCOL, "Candidates beside the item taken. (default: {negatives})"),
     "lists": _option(
         bool,
         PROTOCOL,
@@ -242,7 +242,7 @@ EVALUATION: Mapping[str, Any] = {
         "Beside the baselines, evaluate a model that is trained from scratch every N interactions.",
         metavar="N",
     ),
-    "seed": _option(int, PROTOCOL, "Root of all randomness. (default: {seed})"),
+    "seed": _option(int, PROTOCOL, "Seed of everything random. (default: {seed})"),
     "epochs": _option(int, CHOICE, "At most this many pre-training passes; fewer where fewer do better."),
     "budget": _option(
         int,
@@ -252,9 +252,9 @@ EVALUATION: Mapping[str, Any] = {
     "minutes": _option(
         float,
         CHOICE,
-        "Minutes of choosing, then the best so far is taken. (default: 30 with --strategy auto, else no limit)",
+        "Minutes for choosing; then the best so far is taken. (default: 30 with --strategy auto, else no limit)",
     ),
-    "threads": _option(int, MACHINE, "Threads of the arithmetic. (default: {threads})"),
+    "threads": _option(int, MACHINE, "Threads that compute. (default: {threads})"),
 }
 #: The same where nothing has to be named.
 AUTO_EVALUATION: Mapping[str, Any] = {
@@ -269,6 +269,7 @@ RAW: Mapping[str, Any] = {
     "user": _option(str, _FILE, "User column: its name, or its number."),
     "item": _option(str, _FILE, "Item column: its name, or its number."),
     "time": _option(str, _FILE, "Time column: its name, or its number."),
+    "format": _option(str, _FILE, "Published data by name: {formats}; it says which columns are which."),
     "separator": _option(str, _FILE, "What stands between fields: ',' ';' '|' '::' tab or another character."),
     "header": _option(
         bool,

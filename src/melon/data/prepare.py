@@ -66,6 +66,7 @@ def prepare(
     user: str | None = None,
     item: str | None = None,
     time: str | None = None,
+    format: str | None = None,  # noqa: A002 - the word of the command line
     time_unit: str | None = None,
     time_format: str | None = None,
     separator: str | None = None,
@@ -93,6 +94,7 @@ def prepare(
         raise DataError(f"--out {target} is one of the raw files; write somewhere else.")
     options = ReadOptions(
         columns={"user": user, "item": item, "time": time},
+        format=format,
         separator=separator,
         header=header,
         encoding=encoding,

@@ -207,9 +207,7 @@ def neighbours(settings: Plain, axes: Mapping[str, tuple[Any, ...]]) -> Iterator
 
 def words(point: Plain) -> str:
     """Settings in a line."""
-    return ", ".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in point.items()
-    )
+    return ", ".join(f"{name}={value}" for name, value in point.items()) or "defaults"
 
 
 def _worth(trial: Trial) -> float:

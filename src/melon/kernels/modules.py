@@ -1,7 +1,14 @@
-"""The kernel modules: which files are compiled together, and which of their functions are called from Python."""
+"""The kernel modules: which files are compiled together, and which of their functions are called from Python.
+
+Kernels are ordinary Python that also runs as it stands, slowly. The modules that are compiled together are written out
+as one file, so that numba keeps what it compiled beside it.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -13,7 +20,6 @@ from melon.kernels import (
     blend_inputs,
     blend_lists,
     factor,
-    generator,
     ials,
     neighbours,
     own_items,
@@ -31,8 +37,8 @@ class KernelModule:
     """Kernels that are compiled together.
 
     `modules` stand in the order in which they build on each other, and `signatures` are those of the functions that are
-    called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order, and
-    with `inlined` no kernel calls another.
+    called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order;
+    with `inlined`, no kernel calls another.
     What `takes` long to compile says so.
     """
 
@@ -44,11 +50,45 @@ class KernelModule:
     inlined: bool = False
     takes: str = ""
 
-    def text(self, *, plain: bool = False) -> str:
-        """All kernels as one module, for numba or, if `plain`, for Python itself."""
-        return generator.written(
-            self.title, self.modules, tuple(self.signatures), exact=self.exact, inlined=self.inlined, plain=plain
-        )
+    def text(self) -> str:
+        """All kernels as one module for numba."""
+        return _written(self.title, self.modules, tuple(self.signatures), exact=self.exact, inlined=self.inlined)
+
+
+#: Parts become text of their callers: handing many arrays over can cost more than the work on them.
+INLINED = """FAST, _decorated, entry
+
+from functools import partial
+
+part = partial(_decorated, options=FAST, forceinline=True)"""
+
+
+def _written(title: str, modules: Sequence[ModuleType], entries: Sequence[str], *, exact: bool, inlined: bool) -> str:
+    """The text of some modules of kernels for numba, those that build on others last."""
+    decorators = "exact_entry as entry, exact_part as part" if exact else INLINED if inlined else "entry, part"
+    parts = [
+        f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
+        "import math",
+        "import numpy as np",
+        f"from melon.kernels.build import {decorators}",
+    ]
+    for module in modules:
+        for statement in ast.parse(inspect.getsource(module)).body:
+            if isinstance(statement, ast.FunctionDef):
+                kind = "entry" if statement.name in entries else "part"
+                parts.append(ast.unparse(_decorated(statement, kind)))
+            elif isinstance(statement, ast.Assign):
+                parts.append(ast.unparse(statement))
+    return "\n\n".join(parts) + "\n"
+
+
+def _decorated(function: ast.FunctionDef, kind: str) -> ast.FunctionDef:
+    """The function without types, for numba has its own."""
+    for argument in function.args.args:
+        argument.annotation = None
+    function.returns = None
+    function.decorator_list = [ast.Name(kind)]
+    return ast.fix_missing_locations(function)
 
 
 MODULES = {

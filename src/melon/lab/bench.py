@@ -184,18 +184,16 @@ _BENCH_FIELDS = ("recommender", "seed", "budget", "threads", "lists")
 
 @dataclass(frozen=True)
 class TunedFile:
-    """A file about cells of one strategy: on every stream, or, from a folder, on the stream that its name tells."""
+    """A file in a folder of configs, named after the cell that it is about."""
 
     path: Path
     options: Plain
-    stream: str | None = None
+    stream: str
 
-    def is_for(self, stream: str, config: CellConfig) -> bool:
-        """Whether it is about this very cell."""
-        return self.stream in (None, stream) and all(
-            self.options.get(name, getattr(config, name)) == getattr(config, name)
-            for name in ("strategy", "recommender")
-        )
+    @property
+    def group(self) -> tuple[str, str]:
+        """The stream and the recommender, whose cells share their pre-training."""
+        return self.stream, str(self.options.get("recommender"))
 
     @property
     def shared(self) -> Plain:
@@ -208,11 +206,10 @@ class Tuned:
 
     def __init__(self, files: Sequence[TunedFile] = ()) -> None:
         self._files = files
-        for one, other in itertools.pairwise(sorted(files, key=_group)):
-            if one.stream is not None and _group(one) == _group(other) and one.shared != other.shared:
-                differing = [
-                    name for name in {**one.shared, **other.shared} if one.shared.get(name) != other.shared.get(name)
-                ]
+        for one, other in itertools.pairwise(sorted(files, key=lambda file: file.group)):
+            if one.group == other.group and one.shared != other.shared:
+                names = dict.fromkeys([*one.shared, *other.shared])
+                differing = [name for name in names if one.shared.get(name) != other.shared.get(name)]
                 raise SettingsError(
                     f"{one.path} and {other.path} differ in {', '.join(differing)}, which the cells of a stream and "
                     "recommender share. Tune both with the same options, or make them agree."
@@ -221,22 +218,17 @@ class Tuned:
     def apply(self, stream: str, config: CellConfig, given: Collection[str]) -> CellConfig:
         """A cell's config with what the files say of it; what was `given` on the command line stays."""
         for file in self._files:
-            if file.stream is None:
-                if file.is_for(stream, config):
-                    config = replace(
-                        config,
-                        **{k: v for k, v in file.options.items() if k not in ("strategy", "recommender", "seed")},
-                    )
-            elif _group(file) == (stream, config.recommender):
-                config = replace(config, **{name: v for name, v in file.shared.items() if name not in given})
-                if file.is_for(stream, config):
-                    own = {name: file.options[name] for name in ("preset", "settings") if name in file.options}
-                    config = replace(config, **own)
+            if file.group != (stream, config.recommender):
+                continue
+            config = replace(config, **{name: value for name, value in file.shared.items() if name not in given})
+            if file.options["strategy"] == config.strategy:
+                own = {name: file.options[name] for name in ("preset", "settings") if name in file.options}
+                config = replace(config, **own)
         return config
 
 
 def read_tuned(paths: Sequence[Path], streams: Mapping[str, Path]) -> tuple[Plain, Tuned]:
-    """Options for every cell, and the files that are for some: they name a strategy, or stand in a folder."""
+    """Options for every cell (files), and the files that are for one cell each (folders of them)."""
     general: Plain = {}
     files: list[TunedFile] = []
     for path in paths:
@@ -245,9 +237,10 @@ def read_tuned(paths: Sequence[Path], streams: Mapping[str, Path]) -> tuple[Plai
             continue
         options = read_config(path)
         if "strategy" in options:
-            files.append(TunedFile(path, options))
-        else:
-            general |= options
+            raise SettingsError(
+                f"{path} is about one strategy. Name it STREAM-RECOMMENDER-STRATEGY.toml, and give its folder."
+            )
+        general |= options
     return general, Tuned(files)
 
 
@@ -283,10 +276,6 @@ def _folder_files(folder: Path, streams: Mapping[str, Path]) -> list[TunedFile]:
             f"{folder} has no config for any of: {names}. Files there are named STREAM-RECOMMENDER-STRATEGY.toml."
         )
     return files
-
-
-def _group(file: TunedFile) -> tuple[str, str]:
-    return file.stream or "", str(file.options.get("recommender", ""))
 
 
 #: What may differ between two runs in one folder: more streams, strategies and seeds join what is there.
@@ -467,8 +456,9 @@ def bench_plan(
     if options.get("settings"):
         settings = ", ".join(options["settings"])
         raise SettingsError(
-            f"--set {settings} is about one strategy, and a bench runs many; put it into a file with `strategy` "
-            "and `settings`, and give that with --config."
+            f"--set {settings} is about one strategy, and a bench runs many; put it into a file named "
+            "STREAM-RECOMMENDER-STRATEGY.toml with `recommender`, `strategy` and `settings`, and give its folder with "
+            "--config."
         )
     general, tuned = read_tuned(configs, named)
     if general.get("minutes") is not None:

@@ -16,10 +16,10 @@ from melon.evaluation.labels import INK, LINE, SOFT, color, css_variable
 from melon.evaluation.ranking import LIST_METRICS, METRICS
 from melon.evaluation.record import ResultLine, is_auto, lists_sentence, method_name, result_lines
 from melon.evaluation.table import ResultTable, TableCell, inline, metric_table
+from melon.fitting.search import words
 from melon.lab.comparisons import trailing_width
 from melon.lab.figures import Drawing, StoryLine, Weight, story
 from melon.progress import counted
-from melon.types import Plain
 
 
 @dataclass(frozen=True)
@@ -254,32 +254,17 @@ def _table(lines: Sequence[ResultLine], columns: Sequence[str]) -> ResultTable:
 
 
 def _settings(records: Records) -> ResultTable:
-    first = records[0]
-    rows: list[list[TableCell]] = []
+    """What was chosen: all of the first record, and of each other record its strategy."""
+    rows: dict[str, list[TableCell]] = {}
     for record in records:
-        same = record["recommender"] == first["recommender"]
         for name, choice in record["config"]["chosen"].items():
-            if record is not first and name not in (record["strategy"], "pretrain" if not same else ""):
+            if record is not records[0] and name != record["strategy"]:
                 continue
-            text = "pre-training" if name == "pretrain" else labels.label(name)
-            if is_auto(record["config"]["asked"]) and name == "default":
-                text = labels.AUTO
-            elif not same or name == "pretrain":
-                text += f" of {labels.recommender_label(record['recommender'])}"
-            if text not in [row[0].text for row in rows]:
-                trials = choice.get("trials")
-                rows.append(
-                    [
-                        TableCell(text),
-                        TableCell(_chosen(choice)),
-                        TableCell("–" if trials is None else str(len(trials))),
-                    ]
-                )
-    return ResultTable(["", "settings", "trials"], rows, left=2)
-
-
-def _chosen(choice: Plain) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in choice["settings"].items()) or "defaults"
+            auto = is_auto(record["config"]["asked"]) and name == "default"
+            text = labels.AUTO if auto else "pre-training" if name == "pretrain" else labels.label(name)
+            trials = "–" if choice.get("trials") is None else str(len(choice["trials"]))
+            rows.setdefault(text, list(map(TableCell, (text, words(choice["settings"]), trials))))
+    return ResultTable(["", "settings", "trials"], list(rows.values()), left=2)
 
 
 def _simple(lines: Sequence[ResultLine], record: Mapping[str, Any]) -> list[ResultLine]:

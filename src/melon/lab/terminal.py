@@ -23,6 +23,7 @@ from melon.evaluation import labels
 from melon.evaluation.ranking import METRICS
 from melon.evaluation.record import ResultLine, judged_section, lists_sentence, result_lines
 from melon.evaluation.table import ResultTable, TableCell, metric_table
+from melon.fitting.search import words
 from melon.lab.bench import BenchResult, CellOutcome, Task
 from melon.learning.rate_matrix import BatchRates, RateFacts
 from melon.progress import LiveProgress, counted, last_line, say, time_left
@@ -93,9 +94,8 @@ def show_result(record: Mapping[str, Any]) -> None:
             f"items that its user had not had{new}. Ask for fewer (--negatives), or bring a stream with more items."
         )
     for name, choice in record["config"]["chosen"].items():
-        chosen = ", ".join(f"{key}={value}" for key, value in choice["settings"].items()) or "defaults"
         edge = f"  (on the edge of its grid: {', '.join(choice['at_edge'])})" if choice.get("at_edge") else ""
-        console.print(f"chosen for {name}: {chosen}{edge}", markup=False)
+        console.print(f"chosen for {name}: {words(choice['settings'])}{edge}", markup=False)
 
 
 #: What the table of each track is called, and what it shows.

@@ -10,7 +10,7 @@ import pytest
 
 from melon.data.files import load_stream
 from melon.data.prepare import prepare
-from melon.errors import DataError
+from melon.errors import DataError, SettingsError
 
 DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 
@@ -23,7 +23,6 @@ def lines(template: str, header: str = "") -> str:
     return "".join(row + "\n" for row in ([header] if header else []) + rows)
 
 
-BY_NUMBER = {"user": "1", "item": "2", "time": "4"}
 #: Published data: its lines, and what has to be said of them.
 RAW: dict[str, tuple[str, dict[str, str]]] = {
     "named columns": (
@@ -32,16 +31,20 @@ RAW: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "RecBole": (lines("{u}\t{i}\t4.0\t{t}.0", "user_id:token\titem_id:token\trating:float\ttimestamp:float"), {}),
     "ReChorus": (lines("{u}\t{i}\t{t}\t[1, 2]", "user_id\titem_id\ttime\tneg_items"), {}),
-    "MovieLens ratings.dat": (lines("{u}::{i}::4::{t}"), BY_NUMBER),
-    "MovieLens u.data": (lines("{u}\t{i}\t4\t{t}"), BY_NUMBER),
-    "MovieLens ratings.csv": (lines("{u},{i},4.5,{t}", "userId,movieId,rating,timestamp"), {}),
-    "Amazon 2018": (lines("{i},{u},5.0,{t}"), {"item": "1", "user": "2", "time": "4"}),
+    "MovieLens ratings.dat": (lines("{u}::{i}::4::{t}"), {"format": "movielens"}),
+    "MovieLens u.data": (lines("{u}\t{i}\t4\t{t}"), {"user": "1", "item": "2", "time": "4"}),
+    "MovieLens ratings.csv": (lines("{u},{i},4.5,{t}", "userId,movieId,rating,timestamp"), {"format": "movielens"}),
+    "Amazon 2018": (lines("{i},{u},5.0,{t}"), {"format": "amazon"}),
+    "Amazon 2014": (lines("{u},{i},5.0,{t}"), {"format": "amazon-2014"}),
     "Amazon reviews": (
         lines('{{"reviewerID": {u}, "asin": {i}, "unixReviewTime": {t}, "reviewTime": "", "text": "a, \\"b\\""}}'),
-        {},
+        {"format": "amazon"},
     ),
     "Yelp": (lines('{{"user_id": {u}, "business_id": {i}, "stars": 4, "date": "2017-07-14 02:40:0{s}"}}'), {}),
-    "Adressa": (lines('{{"eventId": 1, "userId": {u}, "id": {i}, "time": {t}, "activeTime": 9}}'), {"item": "id"}),
+    "Adressa": (
+        lines('{{"eventId": 1, "userId": {u}, "id": {i}, "time": {t}, "activeTime": 9}}'),
+        {"format": "adressa"},
+    ),
     "Globo": (lines("{u},1,{ms},{i},{ms}", "user_id,session_id,session_start,click_article_id,click_timestamp"), {}),
 }
 
@@ -82,6 +85,11 @@ def test_parquet_keeps_its_types(texts: bool, tmp_path: Path) -> None:
     log = load_stream(tmp_path / "s.parquet")
     assert log.user_ids.tolist() == (["7", "8"] if texts else [7, 8])
     assert log.times.tolist() == [t for _, _, t in EVENTS]
+
+
+def test_an_unknown_format_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"unknown format 'amazn'. Did you mean 'amazon'\?"):
+        prepare(tmp_path / "raw", out=tmp_path / "s.parquet", format="amazn")
 
 
 def test_a_file_without_fields_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from melon.errors import DataError, SettingsError
+from melon.errors import DataError, SettingsError, unknown_name
 
 ROLES = ("user", "item", "time")
 
@@ -120,6 +120,15 @@ MISSING = ("NaN", "nan", "None", "null", "NULL", "N/A", "NA")
 #: Separators that are guessed, and how they are called. MovieLens has the one of two characters.
 SEPARATORS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'", "::": "'::'"}
 
+#: Published data, and kinds of files: what stands where in tables without a header, and names that are not usual ones.
+FORMATS: Mapping[str, Mapping[str, str]] = {
+    "movielens": {"user": "1", "item": "2", "time": "4"},
+    "amazon": {"item": "1", "user": "2", "time": "4"},
+    "amazon-2014": {"user": "1", "item": "2", "time": "4"},
+    "adressa": {"item": "id"},
+    **{name: {} for name in ("yelp", "globo", "recbole", "rechorus", "csv", "tsv", "jsonl", "parquet")},
+}
+
 FileKind = Literal["csv", "jsonl", "parquet"]
 
 _NUMBER_OR_DATE = re.compile(r"\s*[+-]?[0-9][0-9.,:/TZ+ -]*(?:[eE][+-]?[0-9]+)?\s*")
@@ -131,6 +140,7 @@ class ReadOptions:
     """What a person said about raw files; whatever is None is guessed."""
 
     columns: Mapping[str, str | None] = field(default_factory=dict)  # role → name or number
+    format: str | None = None  # of `FORMATS`
     separator: str | None = None
     header: bool | None = None
     encoding: str | None = None
@@ -140,6 +150,8 @@ class ReadOptions:
     strict: bool = False
 
     def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            raise unknown_name("format", self.format, FORMATS)
         if self.separator is not None:
             mark = {"tab": "\t", "\\t": "\t"}.get(self.separator, self.separator)
             if mark not in SEPARATORS and (len(mark) != 1 or not mark.isascii() or mark.isalnum() or mark in '"\r\n'):
@@ -155,6 +167,12 @@ class ReadOptions:
                 raise SettingsError(
                     f"--time-format must be a pattern such as '%d.%m.%Y %H:%M'; got {self.time_format!r}."
                 )
+
+    def wanted(self, *, numbers: bool) -> dict[str, str]:
+        """Columns by role, as the format has them or as a person said; the format's numbers are for tables alone."""
+        usual = FORMATS[self.format or "csv"].items()
+        known = {role: name for role, name in usual if numbers or not name.isdigit()}
+        return known | {role: name for role, name in self.columns.items() if name is not None}
 
     @property
     def describes_a_table(self) -> bool:
@@ -180,7 +198,7 @@ def layout_of(lines: Sequence[str], options: ReadOptions, place: str) -> Layout:
     """How a text file is read that begins with these lines: as JSON lines where one is an object, else as CSV."""
     keys = [] if options.describes_a_table else _json_keys(lines)
     if keys:
-        return Layout("jsonl", find_columns(keys, place, options.columns), missing=options.missing or ())
+        return Layout("jsonl", find_columns(keys, place, options.wanted(numbers=False)), missing=options.missing or ())
     if lines[0].lstrip().startswith("{") and not options.describes_a_table:
         raise DataError(
             f"{place}: none of its first lines is a whole JSON object with names and values. The first is "
@@ -215,7 +233,7 @@ def _table_layout(lines: Sequence[str], options: ReadOptions, place: str) -> Lay
         names = [str(number + 1) for number in range(len(names))]
         if options.header is None:
             notes += ("no header (guessed: the first line looks like an interaction)",)
-    columns = find_columns(names, place, options.columns, numbers=True)
+    columns = find_columns(names, place, options.wanted(numbers=True), numbers=True)
     missing = MISSING if options.missing is None else options.missing
     if separator != "::":
         return Layout("csv", columns, separator, '"', header, len(names), missing, notes)
@@ -268,7 +286,8 @@ def usual_roles(fields: Sequence[str]) -> int:
 
 def _has_header(names: Sequence[str], line: str, options: ReadOptions, place: str) -> bool:
     """Whether the first line names the columns; an error where it may and may not."""
-    wanted = [options.columns.get(role) for role in ROLES]
+    columns = options.wanted(numbers=True)
+    wanted = [columns.get(role) for role in ROLES]
     numbers = all(name and name.isdigit() for name in wanted)
     by_number = "give the columns by their numbers: --user 1 --item 2 --time 3"
     first = f"the first line, {line[:_SHOWN]!r},"
