@@ -147,20 +147,6 @@ def test_rows_stay_finite_where_hardly_anything_pulls_them_to_zero() -> None:
     assert np.isfinite(model.items.rows).all()
 
 
-def test_a_batch_is_taken_back_to_the_byte() -> None:
-    users, items = log_of()
-    model, past = made(), History()
-    streamed(model, past, users[:200], items[:200])
-    before = model.state()
-    new = np.r_[users[200:240], 15], np.r_[items[200:240], 40]  # a user and items that did not exist
-    with undoable(always=True):
-        model.observe(*new, past)
-        after = model.state()
-    assert all(before[name].tobytes() == array.tobytes() for name, array in model.state().items())
-    model.observe(*new, past)
-    assert all(after[name].tobytes() == array.tobytes() for name, array in model.state().items())
-
-
 @pytest.mark.parametrize(
     ("name", "broken"),
     [

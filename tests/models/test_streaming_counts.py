@@ -90,19 +90,6 @@ def test_ages_ago_is_nothing_and_no_warning() -> None:
     assert counts.read(np.array([0])).tolist() == [[0.0]]
 
 
-@given(RUNS, st.lists(st.integers(0, 40), max_size=9))
-def test_a_run_can_be_taken_back(runs: list[list[int]], more: list[int]) -> None:
-    counts = ItemCounts(HALF_LIVES)
-    for run in runs:
-        counts.observe(np.array(run, dtype=np.int64))
-    before, items = counts.state(), np.array(more, dtype=np.int64)
-    with undoable(always=True):
-        counts.observe(items)
-    assert {name: array.tobytes() for name, array in counts.state().items()} == {
-        name: array.tobytes() for name, array in before.items()
-    }
-
-
 @pytest.mark.parametrize("asked_before", [False, True])
 @given(st.lists(st.lists(st.integers(0, 30), max_size=40), max_size=4), st.integers(1, 12))
 def test_the_highest_counts_are_those_of_sorted_counts(asked_before: bool, runs: list[list[int]], many: int) -> None:
