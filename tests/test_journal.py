@@ -60,7 +60,7 @@ def test_attributes_and_calls_come_back_in_reverse_order() -> None:
             owner.count, owner.numbers[0] = 2, 7
             raise ValueError
 
-    with pytest.raises(ValueError, match="^$"):
+    with pytest.raises(ValueError, match=r"^$"):
         fail()
     assert calls == ["second, 2", "first, False"]
     assert (owner.count, owner.numbers.tolist()) == (1, [0, 0])
