@@ -146,7 +146,11 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
             better_and_equal(catalogue.scores(np.arange(3)), np.arange(3), np.arange(3), updater.history.seen, "a test")
             catalogue.best(np.arange(3), 4, Within(updater.history.seen))
         if isinstance(updater.recommender, Blend):
-            updater.recommender.inputs_of(np.arange(2), np.arange(6).reshape(2, 3), updater._context(10**6))
+            pairs, context = (np.arange(2), np.arange(6).reshape(2, 3)), updater._context(10**6)
+            inputs, rows = updater.recommender.inputs_of(*pairs, context), updater.recommender._rows(context)
+            again = inputs.copy()
+            updater.recommender.stream.rows_again(rows, *pairs, context.history, again)
+            assert np.array_equal(again, inputs)
             updater.recommender.fit_past(log.users, log.items)
     updater, first, *rest = Updater(BPR({"dim": 7}), RateMeLON({"passes": 2})), *toy_batches(log)[:4]
     updater.learn(first)

@@ -35,7 +35,7 @@ def streamed(neighbours: ItemNeighbours, users: Ints, items: Ints, cut: int) -> 
 def sums_of(neighbours: ItemNeighbours, lasts: Ints, weights: np.ndarray, items: Ints) -> np.ndarray:
     """What the blend's inputs add up, by the kernel as plain Python."""
     kept, places = neighbours.storage, np.full(100, EMPTY, dtype=np.int32)
-    sums = add_up(kept.ids, kept.counts, kept.recent, lasts, weights, items, kept.now, places)
+    sums = add_up(kept.ids, kept.counts, kept.recent, lasts, weights, items, np.float64(kept.now), places)
     assert (places == EMPTY).all()  # nothing is left behind
     return sums
 
