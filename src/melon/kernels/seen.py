@@ -44,7 +44,7 @@ def _slot(seen: Seen, key: np.int64) -> np.int64:
     return slot
 
 
-def _taken(seen: Seen, user: np.int64, item: np.int64) -> bool:
+def _taken(seen: Seen, user: np.int64, item: np.int64 | int) -> bool:
     """Whether an item is among the sorted ones of a user."""
     if user + 1 >= seen.starts.size:
         return False
@@ -59,7 +59,7 @@ def _taken(seen: Seen, user: np.int64, item: np.int64) -> bool:
     return bool(low < end and seen.past[low] == item)
 
 
-def _holds(seen: Seen, user: np.int64, item: np.int64) -> bool:
+def _holds(seen: Seen, user: np.int64, item: np.int64 | int) -> bool:
     """Whether a pair has been seen."""
     key = (user << 32) | item
     if seen.slots.size and seen.slots[_slot(seen, key)] == key:
