@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.kernels.seen import SEEN, Seen, _holds
+from melon.kernels.seen import SEEN, PairsSeen, _holds
 from melon.kernels.types import (
     DOUBLE,
     DOUBLE_TABLE,
@@ -110,7 +110,7 @@ def _offer(
     first: int,
     user: np.int64,
     allowed: Flags,
-    seen: Seen,
+    seen: PairsSeen,
     items: Ints,
     best: Scores,
     held: int,
@@ -142,7 +142,7 @@ def top(
     scores: Scores,
     users: Ints,
     allowed: Flags,
-    seen: Seen,
+    seen: PairsSeen,
     rows: Ints,
     values: Scores,
     counts: Ints,
@@ -161,7 +161,7 @@ def top(
     return -1
 
 
-def count_better(scores: Scores, users: Ints, allowed: Flags, seen: Seen, targets: Ints, counts: Ints) -> int:
+def count_better(scores: Scores, users: Ints, allowed: Flags, seen: PairsSeen, targets: Ints, counts: Ints) -> int:
     """For each line, how many other columns score higher than its target and how many the same: of all that are
     allowed, then of those whose pair with the line's user is new. Returns -1, or a line with a NaN or an infinity.
     """

@@ -32,7 +32,7 @@ from melon.kernels.blend_head import (
     Slots,
     _forward,
 )
-from melon.kernels.seen import SEEN, Seen, _holds
+from melon.kernels.seen import SEEN, PairsSeen, _holds
 from melon.kernels.types import DOUBLES, FLAGS, INT, INTS, SINGLE, SINGLE_TABLE, SINGLES, SMALL_INTS, Fields, Signature
 from melon.types import Flags, Floats, Ints, Singles, SmallInts
 
@@ -286,7 +286,7 @@ def shortlist(
     at_large: Ints,
     many: int,
     allowed: Flags,
-    seen: Seen,
+    seen: PairsSeen,
     slots: SmallInts,
     rows: Ints,
 ) -> int:

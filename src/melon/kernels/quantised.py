@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from melon.kernels.best import _TOP, _better, _offer
-from melon.kernels.seen import Seen
+from melon.kernels.seen import PairsSeen
 from melon.kernels.types import DOUBLE, INT, INTS, ROWS, SINGLE, SINGLE_TABLE, SINGLES, TINY_INT_CUBE, Signature
 from melon.types import Flags, Ints, Singles, TinyInts
 
@@ -108,7 +108,7 @@ def quantised_scan(
     bias_factor: np.float32,
     users: Ints,
     allowed: Flags,
-    seen: Seen,
+    seen: PairsSeen,
     rows: Ints,
     values: Singles,
     counts: Ints,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.kernels.seen import _EMPTY, _GOLDEN, _LOW, SEEN, Seen, _first_slot, _holds, _slot, _taken
+from melon.kernels.seen import _EMPTY, _GOLDEN, _LOW, SEEN, PairsSeen, _first_slot, _holds, _slot, _taken
 from melon.kernels.types import (
     FLAG,
     FLAG_TABLE,
@@ -96,14 +96,14 @@ def sample(
             partners[n, place] = _NOBODY
 
 
-def find(seen: Seen, keys: Ints, places: Ints) -> None:
+def find(seen: PairsSeen, keys: Ints, places: Ints) -> None:
     """The slot of each key, or -1."""
     for n in range(keys.size):
         slot = _slot(seen, keys[n])
         places[n] = slot if seen.slots[slot] == keys[n] else _EMPTY
 
 
-def place(seen: Seen, keys: Ints) -> int:
+def place(seen: PairsSeen, keys: Ints) -> int:
     """Put keys in that are not among the sorted ones; returns how many were not there."""
     new = 0
     for n in range(keys.size):
@@ -114,14 +114,20 @@ def place(seen: Seen, keys: Ints) -> int:
     return new
 
 
-def contains(seen: Seen, keys: Ints, held: Flags) -> None:
+def contains(seen: PairsSeen, keys: Ints, held: Flags) -> None:
     """Whether each key is among the pairs seen."""
     for n in range(keys.size):
         held[n] = _holds(seen, keys[n] >> 32, keys[n] & _LOW)
 
 
 def append(
-    of_users: SmallInts, users_met: Ints, of_items: SmallInts, items_met: Ints, seen: Seen, users: Ints, items: Ints
+    of_users: SmallInts,
+    users_met: Ints,
+    of_items: SmallInts,
+    items_met: Ints,
+    seen: PairsSeen,
+    users: Ints,
+    items: Ints,
 ) -> int:
     """Let users and items meet, in order; returns how many pairs are new."""
     new = 0
@@ -136,7 +142,7 @@ def append(
     return new
 
 
-def negatives(seen: Seen, root: np.uint64, pool: int, tries: int, users: Ints, keys: Ints, lines: Ints) -> int:
+def negatives(seen: PairsSeen, root: np.uint64, pool: int, tries: int, users: Ints, keys: Ints, lines: Ints) -> int:
     """Fill lines, which begin with the item taken, with draws that are neither it nor among the pairs.
 
     Each place takes the first good one of its own draws, or -1; returns how many got none.
@@ -157,7 +163,7 @@ def negatives(seen: Seen, root: np.uint64, pool: int, tries: int, users: Ints, k
 
 
 def head_lines(
-    seen: Seen, root: np.uint64, pool: int, items_met: Ints, known: int, users: Ints, items: Ints, events: Ints,
+    seen: PairsSeen, root: np.uint64, pool: int, items_met: Ints, known: int, users: Ints, items: Ints, events: Ints,
     taken: Ints, lines: Ints, allowed: Flags,
 ) -> int:  # fmt: skip
     """Lines of draws beside each item that was taken before; returns how many there are.
@@ -184,7 +190,7 @@ def head_lines(
 
 
 def candidates(
-    seen: Seen, since: Ints, ever: bool, root: np.uint64, pool: int, tries: int, lines: Ints, events: Ints,
+    seen: PairsSeen, since: Ints, ever: bool, root: np.uint64, pool: int, tries: int, lines: Ints, events: Ints,
     users: Ints, items: Ints, negatives: Ints, short: Flags,
 ) -> None:  # fmt: skip
     """Fill lines with distinct draws that their users had not taken; says which lines are short of some.

@@ -17,7 +17,7 @@ from melon.data.interactions import Taken
 from melon.errors import DataError, LearningError
 from melon.kernels import policy
 from melon.kernels.quantised import BLOCK, TOGETHER
-from melon.kernels.seen import Seen
+from melon.kernels.seen import PairsSeen
 from melon.stream.pairs import SeenPairs
 from melon.tables import Changes, Moment, Table, reference
 from melon.types import Flags, Ints, Scores, Singles, TinyInts
@@ -26,7 +26,7 @@ from melon.types import Flags, Ints, Scores, Singles, TinyInts
 Best = tuple[Ints, Scores]
 
 #: An empty set of pairs, as compiled kernels take it, and what leaves out and adds nothing.
-NO_PAIRS = Seen(np.empty(0, dtype=np.int64), 0, *Taken.none())
+NO_PAIRS = PairsSeen(np.empty(0, dtype=np.int64), 0, *Taken.none())
 ALL: Flags = np.empty(0, dtype=np.bool_)
 _NO_BOOST: Singles = np.empty(0, dtype=np.float32)
 

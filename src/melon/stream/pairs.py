@@ -8,7 +8,7 @@ import numpy as np
 
 from melon.data.interactions import Taken
 from melon.kernels import policy
-from melon.kernels.seen import Seen
+from melon.kernels.seen import PairsSeen
 from melon.types import Flags, Ints
 
 _EMPTY = np.int64(-1)
@@ -48,7 +48,7 @@ class PairSet:
         keys, past = np.ascontiguousarray(keys).reshape(-1), past or Taken.none()
         for start in range(0, len(keys), AT_ONCE):
             some = keys[start : start + AT_ONCE]
-            self.size += policy.load("stream").place(Seen(*self.room_for(len(some)), *past), some)
+            self.size += policy.load("stream").place(PairsSeen(*self.room_for(len(some)), *past), some)
 
     def remove(self, keys: Ints) -> None:
         """Take keys out again, in O(size): the set is built anew."""
@@ -76,9 +76,9 @@ class PairSet:
         return self._slots, self._bits
 
     @property
-    def storage(self) -> Seen:
+    def storage(self) -> PairsSeen:
         """The set for kernels that look pairs up on their way."""
-        return Seen(self._slots, self._bits, *Taken.none())
+        return PairsSeen(self._slots, self._bits, *Taken.none())
 
     @property
     def slots(self) -> int:
@@ -146,16 +146,16 @@ class SeenPairs:
         policy.load("stream").contains(self.storage, flat, held)
         return held.reshape(keys.shape)
 
-    def room_for(self, more: int) -> Seen:
+    def room_for(self, more: int) -> PairsSeen:
         """`storage` with free slots for more keys in `latest`, whose `size` has to count them."""
         if self.latest.size > SORTED_FROM:
             self._sort_in()
-        return Seen(*self.latest.room_for(more), *self.past)
+        return PairsSeen(*self.latest.room_for(more), *self.past)
 
     @property
-    def storage(self) -> Seen:
+    def storage(self) -> PairsSeen:
         """Both parts, for kernels that look pairs up on their way."""
-        return Seen(*self.latest.storage[:2], *self.past)
+        return PairsSeen(*self.latest.storage[:2], *self.past)
 
     def keys(self) -> Ints:
         """All keys in ascending order: the same array for the same set, however it was built."""
@@ -180,7 +180,7 @@ class FirstSeen:
         self._event[self._pairs.find(keys)] = first
 
     @property
-    def storage(self) -> tuple[Seen, Ints]:
+    def storage(self) -> tuple[PairsSeen, Ints]:
         """The set, and the event at which each slot's pair first occurred."""
         return self._pairs.storage, self._event
 
