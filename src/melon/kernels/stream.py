@@ -121,14 +121,9 @@ def contains(seen: PairsSeen, keys: Ints, held: Flags) -> None:
 
 
 def append(
-    of_users: SmallInts,
-    users_met: Ints,
-    of_items: SmallInts,
-    items_met: Ints,
-    seen: PairsSeen,
-    users: Ints,
+    of_users: SmallInts, users_met: Ints, of_items: SmallInts, items_met: Ints, seen: PairsSeen, users: Ints,
     items: Ints,
-) -> int:
+) -> int:  # fmt: skip
     """Let users and items meet, in order; returns how many pairs are new."""
     new = 0
     for n in range(users.size):
