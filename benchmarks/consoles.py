@@ -6,13 +6,14 @@
 
 Each console asks as the page does: the overview every 4 seconds, learning and trends every 15. Bound: 200 consoles
 raise the lists' p99 by at most half. `--worst` has one client ask without a pause for what a request may cost at most,
-in each of four ways; bound: five times the p99.
+in each of four ways, or post 10,000 events (which are stored only) at a time; bound: five times the p99.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import random
 import time
@@ -33,14 +34,20 @@ WORST: dict[str, tuple[int, dict[str, Any]]] = {
     "capped": (33, {"k": 250, "rules": {"at_most": {"category": 250}}}),
     "candidates": (49, {"k": 10, "candidates": [f"i{n}" for n in range(10_000)]}),
 }
+POSTS = "posts"
 
 
 def worst(url: str, kind: str, users: int, form: str) -> None:
     """Ask for one of these again and again, until the process is ended."""
-    count, body = WORST[kind]
+    count, body = WORST.get(kind, (0, {}))
     if form == "{}":
         body = {**body, **({"candidates": list(range(10_000))} if "candidates" in body else {})}
+    events = [{"user": form.format(n % users), "item": form.format(n), "type": "impression"} for n in range(10_000)]
+    posted = json.dumps(events).encode()
     with httpx.Client(base_url=url, timeout=120.0) as client:
+        while kind == POSTS:
+            answer = client.post("/v1/interactions", content=posted, headers={"Content-Type": "application/json"})
+            assert answer.status_code in (202, 429), answer.text
         while True:
             people = [form.format(random.randrange(users)) for _ in range(count)]
             answer = client.post("/v1/recommendations", json={"users": people, **body})
@@ -94,7 +101,7 @@ def main() -> None:
     )
     ways: dict[str, tuple[Any, ...]] = {f"{given.consoles} consoles": (consoles, given.consoles)}
     if given.worst:
-        ways = {kind: (worst, kind, given.users, given.form) for kind in WORST}
+        ways = {kind: (worst, kind, given.users, given.form) for kind in (*WORST, POSTS)}
     found: dict[str, list[float]] = {name: [] for name in ("alone", *ways)}
     for number in range(given.turns):
         for name, way in {"alone": (None,), **ways}.items():

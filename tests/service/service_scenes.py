@@ -87,8 +87,6 @@ def clean_replay(folder: Path) -> tuple[LiveModel, bytes]:
     with LogReader(folder) as log, StepReader(folder) as steps:
         saved = checkpoints.load(steps.bases()[-1])
         replay = ReplayState(saved.model, saved.position, log, unlearned(log, steps))
-        for step in steps.after(saved.position.batch):
-            if step.done is not None:
-                outcome = replay.perform(step, steps.retried_by(step))
-                assert outcome.digest == step.digest, f"step {step.number}"
+        for step, outcome in replay.follow(steps):
+            assert outcome.digest == step.digest, f"step {step.number}"
     return replay.model, replay.position.digest

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -42,6 +42,8 @@ S = TypeVar("S", LogReader, StepReader)
 #: The status gives the size of batches over this many.
 _RECENT_STEPS = 50
 _LOG = logging.getLogger("melon.service")
+#: Facts that are taken in use between two lists.
+_FACTS_AT_ONCE = 250
 #: The status gives freshness over this many events.
 _FRESHNESS = 4_096
 #: Seconds between two looks at what other API processes have stored.
@@ -339,8 +341,13 @@ class Backend:
 
     async def put_facts(self, facts: Mapping[Id, Facts | None]) -> int:
         """Store facts of items, then use them; returns the version of the facts."""
-        stored = [(plain_id(item), None if one is None else one.plain()) for item, one in facts.items()]
-        version = await asyncio.wrap_future(self.log.put_facts(stored))
+
+        def put() -> Future[int]:
+            return self.log.put_facts(
+                [(plain_id(item), None if one is None else one.plain()) for item, one in facts.items()]
+            )
+
+        version = await asyncio.wrap_future(await self.reading(put))
         await self.reading(lambda: self._use_facts(facts, version))
         return version
 
@@ -356,13 +363,16 @@ class Backend:
 
     def _use_facts(self, facts: Mapping[Id, Facts | None], version: int) -> None:
         """Use facts whose last has a version, the ones before it the versions before; never older ones for newer."""
-        with self.facts.lock:
-            numbered = zip(facts.items(), range(version - len(facts) + 1, version + 1), strict=True)
-            newer = {
-                item: (one, number) for (item, one), number in numbered if number > self._fact_versions.get(item, 0)
-            }
-            self.facts.put({item: one for item, (one, _) in newer.items()})
-            self._fact_versions.update({item: number for item, (_, number) in newer.items()})
+        numbered = list(zip(facts.items(), range(version - len(facts) + 1, version + 1), strict=True))
+        for start in range(0, len(numbered), _FACTS_AT_ONCE):
+            with self.facts.lock:
+                newer = {
+                    item: (one, number)
+                    for (item, one), number in numbered[start : start + _FACTS_AT_ONCE]
+                    if number > self._fact_versions.get(item, 0)
+                }
+                self.facts.put({item: one for item, (one, _) in newer.items()})
+                self._fact_versions.update({item: number for item, (_, number) in newer.items()})
 
     async def forget(self, user: Id, *, unlearn: bool) -> int:
         """Put the wish to forget a person into the log; returns its offset."""

@@ -34,13 +34,18 @@ async def put_items(
     request: Request, items: Annotated[list[ItemIn], Body(min_length=1, max_length=MOST_EVENTS)]
 ) -> JSONResponse:
     """Replace the facts of many items; one that is not valid refuses all."""
-    backend, changes = ready_backend(request), dict[Id, Facts | None]()
-    for number, one in enumerate(items):
-        try:
-            changes[backend.item(one.item)] = _facts(one.model_dump(exclude={"item"}))
-        except DataError as problem:
-            raise ServiceError(400, "invalid", str(problem), index=number) from None
-    return await _store(backend, changes)
+    backend = ready_backend(request)
+
+    def read() -> dict[Id, Facts | None]:
+        changes = dict[Id, Facts | None]()
+        for number, one in enumerate(items):
+            try:
+                changes[backend.item(one.item)] = _facts(one.model_dump(exclude={"item"}))
+            except DataError as problem:
+                raise ServiceError(400, "invalid", str(problem), index=number) from None
+        return changes
+
+    return await _store(backend, await backend.reading(read))
 
 
 @router.patch("/v1/items/{item}", response_model=Stored, responses={**_WRITES, **answers(404)}, **needs("write"))

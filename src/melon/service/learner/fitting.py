@@ -149,9 +149,8 @@ def caught_up(
     number, at = (begun.number, begun.last) if begun else (0, 0)
     replay = ReplayState(model, Position(version, number, at, NOTHING), log, without)
     model.warm_up()
-    for step in steps.after(number):
-        if step.done is not None:
-            replay.perform(step, steps.retried_by(step))
+    for _ in replay.follow(steps):
+        pass
     return replay, {name: value for name, value in extra.items() if name != "model"}
 
 

@@ -567,13 +567,8 @@ class Standby(Closing):
                         return
                     self._saved.model.warm_up()
                     self._replay = ReplayState(self._saved.model, self._saved.position, log, unlearned(log, steps))
-                for step in steps.after(self._replay.position.batch):
-                    if step.done is None:
-                        return
-                    if (
-                        step.kind == "switch"
-                        or self._replay.perform(step, steps.retried_by(step)).digest != step.digest
-                    ):
+                for step, outcome in self._replay.follow(steps):
+                    if step.kind == "switch" or outcome.digest != step.digest:
                         self._replay = None  # the next checkpoint leads past it
                         return
         except MelonError as problem:

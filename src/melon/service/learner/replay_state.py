@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,13 @@ class ReplayState:
         return Learnable(
             some, [users[n] for n in good], [items[n] for n in good], times, len(stored) - len(good)  # type: ignore[misc]
         )  # fmt: skip
+
+    def follow(self, steps: StepReader, last: int | None = None) -> Iterator[tuple[LoggedStep, StepOutcome]]:
+        """Take the recorded steps that are done, one by one, up to a number."""
+        for step in steps.after(self.position.batch):
+            if step.done is None or (last is not None and step.number > last):
+                return
+            yield step, self.perform(step, steps.retried_by(step))
 
     def perform(self, step: LoggedStep, retried: LoggedStep | None = None) -> StepOutcome:
         """Take a step as it is recorded: learned, or passed by if it was quarantined.

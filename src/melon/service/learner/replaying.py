@@ -15,7 +15,7 @@ from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.service.learner.replay_state import ReplayState, unlearned
 from melon.service.learner.start import check_together
-from melon.service.log.base import LoggedStep, LogId, Position
+from melon.service.log.base import LogId, Position
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.events import LogReader
 from melon.service.log.files import BATCHES, DELTAS, EVENTS, Place, Reader, way_out
@@ -64,8 +64,7 @@ def replay(
         model.warm_up()
         replay = ReplayState(model, saved.position, log, {*without, *unlearned(log, steps)})
         exact = strategy is None and not without
-        for step in _done(steps, saved.position.batch, number):
-            outcome = replay.perform(step, steps.retried_by(step))
+        for step, outcome in replay.follow(steps, number):
             if exact and outcome.digest != step.digest:
                 raise LogError(
                     f"step {step.number}, offsets {step.first} to {step.last}, gives other bytes than were recorded: "
@@ -176,11 +175,3 @@ def with_strategy(model: LiveModel, name: str) -> LiveModel:
     return LiveModel(
         updater, users=model.users, items=model.items, popular=model.popular, last_time=model.last_time, late=model.late
     )
-
-
-def _done(steps: StepReader, after: int, number: int) -> Iterator[LoggedStep]:
-    for step in steps.after(after):
-        if step.number > number:
-            return
-        if step.done is not None:
-            yield step
