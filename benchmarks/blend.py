@@ -134,7 +134,7 @@ def state(settings: Mapping[str, Any], users: int = 1_000_000, items: int = 100_
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
     blend = updater.recommender
     assert isinstance(blend, Blend)
-    slots = blend.stream.neighbours.nbytes
+    slots = sum(array.nbytes for array in blend.stream.neighbours.storage[:3])
     print(f"  {users:,} users, {items:,} items, {past:,} interactions: {size / 1e9:.2f} GB saved; bound 1.6")
     print(f"  of which slots in memory: {slots / 1e6:.0f} MB")
 

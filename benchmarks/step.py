@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 
 from melon.kernels.threads import allowed, use_threads
-from melon.learning.examples import Offered
+from melon.learning.step import Offered
 from melon.learning.updater import Updater
 from melon.models.registry import RECOMMENDERS
 from melon.strategies.registry import STRATEGIES

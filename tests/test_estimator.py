@@ -6,7 +6,6 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -378,11 +377,11 @@ class TestStopping:
         log = events(200)
         model, learned = quick(), []
 
-        def step(steps: StepMaker, batch: Batch, undo: ExitStack, real: Any = StepMaker.of) -> Any:
+        def step(steps: StepMaker, batch: Batch, real: Any = StepMaker.of) -> Any:
             learned.append(len(batch))
             if len(learned) == 3:
                 os.kill(os.getpid(), signal.SIGINT)
-            return real(steps, batch, undo)
+            return real(steps, batch)
 
         before = signal.getsignal(signal.SIGINT)
         with monkeypatch.context() as patch:

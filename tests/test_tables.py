@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melon import tables
-from melon.errors import LearningError, SettingsError
+from melon.errors import SettingsError
+from melon.journal import undoable
 from melon.kernels import policy
 from melon.tables import Clock, DecayFactors, Moment, Table, TableSpec, decay_factor
 from melon.types import AnyArray
@@ -64,20 +65,10 @@ class TestRows:
         assert np.array_equal(everything(table), everything(table_of(3)))
         assert np.array_equal(table.gather(np.array([3])), np.zeros((1, 3)))
 
-    @given(st.integers(1, 40), st.integers(1, 7))
-    def test_blocks_are_all_rows_in_order(self, rows: int, size: int) -> None:
-        table = table_of(rows)
-        for reader in (table, table.view()):
-            blocks = list(reader.blocks(size))
-            assert np.array_equal(np.concatenate(blocks), everything(table))
-            assert all(len(block) == size for block in blocks[:-1])
-        assert np.array_equal(table.everything(), everything(table))
-
     @pytest.mark.parametrize("half_life", [None, 5.0])
     def test_an_empty_table_can_be_read(self, half_life: float | None) -> None:
         table = table_of(0, half_life=half_life)
         assert table.everything().shape == (0, 3)
-        assert list(table.blocks()) == []
 
     def test_the_dtype_is_kept(self) -> None:
         table = Table(SPEC, dtype=np.float64)
@@ -156,7 +147,6 @@ class TestDecayFactors:
         expected = plain * np.array(factors, dtype=np.float32)[:, None]
         assert np.allclose(everything(table), expected, rtol=1e-6, atol=0)
         assert np.array_equal(everything(table), table.everything())
-        assert np.array_equal(np.concatenate(list(table.blocks(3))), everything(table))
         clock.now, table.half_life = 0, None
         at = Moment(now, {SPEC.name: half_life})
         assert np.allclose(table.gather(np.arange(4), at), expected, rtol=1e-6, atol=0)
@@ -205,57 +195,26 @@ class TestTakingBack:
     @given(STEPS, STEPS)
     def test_a_table_that_was_put_back_is_as_before(self, past: list, batch: list) -> None:
         clock, spec = Clock(), TableSpec("state", "user", "embedding", 3)
-        table, number, undo = Table(spec, clock=clock), 0, []
+        table, number = Table(spec, clock=clock), 0
 
-        def run(steps: list, *, record: bool) -> None:
+        def run(steps: list) -> None:
             nonlocal number
             for what, rows in steps:
                 number += 1
                 clock.now = number
                 if what == "grow":
-                    undo.extend([lambda size=table.rows: table.truncate(size)] if record else [])
                     table.grow(table.rows + len(rows), np.arange(len(rows)))
                     continue
                 chosen = np.array([row for row in rows if row < table.rows], dtype=np.int64)
-                undo.extend([table.undo_point(chosen)] if record else [])
                 table.scatter(chosen, np.full((len(chosen), 3), float(number)))
 
-        run(past, record=False)
+        run(past)
         before, size = table.state(), table.rows
-        run(batch, record=True)
-        for step in reversed(undo):
-            step()
+        with undoable(always=True):
+            run(batch)
         assert table.rows == size
         assert all(np.array_equal(held, before[part]) for part, held in table.state().items())
         assert not table.gather(np.arange(size, size + 9)).any()
-
-
-class TestChanges:
-    def test_distinct_rows_since_the_last_call(self) -> None:
-        table = table_of(5)
-        table.record_changes()
-        table.scatter(np.array([3, 1]), np.ones((2, 3)))
-        table.scatter(np.array([0, 1]), np.ones((2, 3)))
-        assert table.changed().tolist() == [0, 1, 3]
-        assert table.changed().tolist() == []
-        table.grow(7, np.arange(2))
-        table.stamp(np.array([2]), np.array([9]))
-        assert table.changed().tolist() == [2, 5, 6]
-
-    def test_what_was_taken_back_has_not_changed(self) -> None:
-        table = table_of(5)
-        table.record_changes()
-        table.scatter(np.array([4]), np.ones((1, 3)))
-        table.grow(6, np.arange(1))
-        undo = table.undo_point(np.array([2]))
-        table.scatter(np.array([2]), np.ones((1, 3)))
-        undo()
-        table.truncate(5)
-        assert table.changed().tolist() == [4]
-
-    def test_nothing_is_recorded_unless_it_is_asked_for(self) -> None:
-        with pytest.raises(LearningError, match="record_changes"):
-            table_of(2).changed()
 
 
 class TestState:
@@ -296,16 +255,26 @@ class TestWatch:
     def test_each_reader_gets_what_was_written_since_it_asked(self) -> None:
         table = table_of(6)
         one = table.watch()
-        table.record_changes()
         table.scatter(np.array([4, 1]), np.zeros((2, SPEC.dim)))
         other = table.watch()
-        table.scatter(np.array([3]), np.zeros((1, SPEC.dim)))
+        table.stamp(np.array([3]), np.array([9]))
         assert sorted(one.take().tolist()) == [1, 3, 4]
         assert other.take().tolist() == [3]
-        assert table.changed().tolist() == [1, 3, 4]
         assert not len(one.take())
         table.grow(8, np.array([6, 7]))
         assert one.take().tolist() == [6, 7]
+
+    def test_what_was_taken_back_has_not_changed_unless_a_reader_was_told(self) -> None:
+        table, rows = table_of(5), np.array([2])
+        one, other = table.watch(), table.watch()
+        table.scatter(np.array([4]), np.ones((1, 3)))
+        with undoable(always=True):
+            table.grow(6, np.arange(1))
+            table.scatter(rows, np.ones((1, 3)))
+            table.scatter(rows, np.zeros((1, 3)))
+            assert other.take().tolist() == [4, 5, 2, 2]
+        assert one.take().tolist() == [4]
+        assert other.take().tolist() == [2, 2, 5]
 
     def test_many_writes_are_brought_together_and_a_copy_has_no_reader(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tables, "_MOST_RECORDS", 3)

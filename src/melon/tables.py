@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 from weakref import WeakSet
 
@@ -11,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from melon.errors import LearningError, SettingsError
+from melon.journal import GrowingRows, RowPart, note
 from melon.kernels import policy
 from melon.stream.draws import Draws
 from melon.types import AnyArray, Floats, Ints, Scores, Singles
 
 Role = Literal["user", "item", "shared"]
 Kind = Literal["embedding", "bias", "weight"]
-Undo = Callable[[], None]
 _BLOCK = 65_536
 
 
@@ -77,19 +78,10 @@ class TableView:
             values *= decay[..., None]
         return values
 
-    def blocks(self, size: int | None = None) -> Iterator[Scores]:
-        """All rows in order, `size` at a time."""
-        size = size or _BLOCK
-        for start in range(0, self.rows, size):
-            some = slice(start, min(start + size, self.rows))
-            values, decay = self.storage[some], self.decay(some)
-            yield values if decay is None else values * decay[:, None]
-
     def everything(self) -> Scores:
         """All rows; a view of the storage where nothing decays."""
-        if self.half_life is None or not self.rows:
-            return self.storage[: self.rows]
-        return np.concatenate(list(self.blocks()))
+        values, decay = self.storage[: self.rows], self.decay(slice(self.rows))
+        return values if decay is None else values * decay[:, None]
 
 
 class Clock:
@@ -111,15 +103,12 @@ class Table:
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         self.spec = spec
-        self.rows = 0
+        # Behind the rows stands at least one of zeros: an absent row is read from there.
+        self._columns = GrowingRows(spare=1, values=RowPart(dtype, (spec.dim,)), touched=RowPart(np.int64))
         self.version = 0  # grows whenever rows are written, made or removed
         self.half_life: float | None = None
         self._clock = clock or Clock()
         self._draws = Draws(seed, f"init/{spec.name}")
-        # Rows from self.rows on are all zero: an absent row is read from there.
-        self._values: Scores = np.zeros((1, spec.dim), dtype=dtype)
-        self._touched: Ints = np.zeros(1, dtype=np.int64)
-        self._changed: list[Ints] | None = None
         self._watches = WeakSet[Changes]()
         self._half_life: DecayFactors | None = None
         if spec.role == "shared":
@@ -128,6 +117,21 @@ class Table:
     def __getstate__(self) -> dict[str, object]:
         """For copies: nobody watches them yet."""
         return {**self.__dict__, "_half_life": None, "_watches": WeakSet()}
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self._columns.rows
+
+    @property
+    def _values(self) -> Scores:
+        values: Scores = self._columns.arrays[0]
+        return values
+
+    @property
+    def _touched(self) -> Ints:
+        touched: Ints = self._columns.arrays[1]
+        return touched
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
@@ -168,10 +172,6 @@ class Table:
         """All rows at the moment of learning; to be read only."""
         return self.view().everything()
 
-    def blocks(self, size: int | None = None) -> Iterator[Scores]:
-        """The same, `size` at a time."""
-        return self.view().blocks(size)
-
     def idle(self, rows: Ints) -> Ints:
         """How long ago rows were last touched, by the clock of learning; absent rows have not been idle."""
         absent = rows >= self.rows
@@ -181,23 +181,21 @@ class Table:
 
     def scatter(self, rows: Ints, values: Scores) -> None:
         """Write distinct rows and mark them as touched now."""
-        self._require_made(rows)
+        if len(rows) and int(rows.max()) >= self.rows:
+            raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")
+        self._columns.touch(rows)
         self._values[rows] = values
         self._touched[rows] = self._clock.now
         self._record(rows)
-        self.version += 1
 
     def lend(self) -> Singles:
         """The storage, for pre-training: it writes rows in place, where nothing decays."""
-        if self._changed is not None or self._watches:
-            self._record(np.arange(self.rows))
-        self.version += 1
+        self._record(np.arange(self.rows))
         return self._values
 
     def stamp(self, rows: Ints, moments: Ints) -> None:
         """Say when rows were last touched."""
         self._touched[rows] = moments
-        self.version += 1
         self._record(rows)
 
     def grow(self, rows: int, keys: Ints) -> None:
@@ -206,52 +204,16 @@ class Table:
             return
         if len(keys) != rows - self.rows:
             raise SettingsError(f"table {self.spec.name!r} needs {rows - self.rows} keys to grow, got {len(keys)}.")
-        if rows + 1 > len(self._values):
-            self._reallocate(max(rows + 1, len(self._values) * 2))
-        new = slice(self.rows, rows)
+        first = self.rows
+        self._columns.grow(rows)
+        self._values[first:rows] = self.spec.centre
         if self.spec.std > 0:
             for start in range(0, len(keys), _BLOCK):
                 drawn = self._draws.normals(keys[start : start + _BLOCK], self.spec.dim)
-                some = slice(self.rows + start, self.rows + start + len(drawn))
+                some = slice(first + start, first + start + len(drawn))
                 self._values[some] = drawn * self.spec.std + self.spec.centre
-        else:
-            self._values[new] = self.spec.centre
-        self._touched[new] = self._clock.now
-        if self._changed is not None or self._watches:
-            self._record(np.arange(self.rows, rows))
-        self.rows = rows
-        self.version += 1
-
-    def truncate(self, rows: int) -> None:
-        """Remove the rows from number `rows` on."""
-        self._values[rows : self.rows] = 0
-        self._touched[rows : self.rows] = 0
-        self.rows = min(self.rows, rows)
-        self.version += 1
-
-    def undo_point(self, rows: Ints) -> Undo:
-        """Copy distinct rows that are about to be written; the returned function puts them back."""
-        self._require_made(rows)
-        values, touched, recorded = self._values[rows], self._touched[rows], len(self._changed or ())
-
-        def undo() -> None:
-            self._values[rows], self._touched[rows] = values, touched
-            self.version += 1
-            self._forget_changes(recorded)
-
-        return undo
-
-    def record_changes(self) -> None:
-        """Have `changed` tell which rows are written from now on."""
-        self._changed = []
-
-    def changed(self) -> Ints:
-        """Distinct numbers of the rows written since the last call, in ascending order; see `record_changes`."""
-        if self._changed is None:
-            raise LearningError(f"table {self.spec.name!r} records no changes; call record_changes first.")
-        written, self._changed = self._changed, []
-        rows: Ints = np.unique(np.concatenate(written)) if written else np.empty(0, dtype=np.int64)
-        return rows[rows < self.rows]
+        self._touched[first:rows] = self._clock.now
+        self._record(np.arange(first, rows))
 
     def watch(self) -> Changes:
         """Which rows are written from now on, for a reader of its own; it ends when the reader drops it."""
@@ -261,38 +223,22 @@ class Table:
 
     def state(self) -> dict[str, AnyArray]:
         """Copies of the rows and of their last touches."""
-        return {"values": self._values[: self.rows].copy(), "touched": self._touched[: self.rows].copy()}
+        return self._columns.state()
 
     def restore(self, state: Mapping[str, AnyArray]) -> None:
         """Become what `state` described."""
-        self.rows = len(state["values"])
-        self.version += 1
-        self._values = np.zeros((self.rows + 1, self.spec.dim), dtype=self.dtype)
-        self._values[: self.rows] = state["values"]
-        self._touched = np.zeros(self.rows + 1, dtype=np.int64)
-        self._touched[: self.rows] = state["touched"]
+        self._columns.restore(state)
         self._record(np.arange(self.rows))
 
-    def _forget_changes(self, recorded: int) -> None:
-        """Keep the first records of changes only."""
-        if self._changed is not None:
-            del self._changed[recorded:]
-
     def _record(self, rows: Ints) -> None:
-        if self._changed is not None:
-            self._changed.append(rows)
+        """Rows have been written."""
+        self._count_version()
+        note(self._count_version)
         for watch in self._watches:
             watch.put(rows)
 
-    def _reallocate(self, capacity: int) -> None:
-        values, touched = np.zeros((capacity, self.spec.dim), dtype=self.dtype), np.zeros(capacity, dtype=np.int64)
-        values[: self.rows], touched[: self.rows] = self._values[: self.rows], self._touched[: self.rows]
-        self._values, self._touched = values, touched
-
-    def _require_made(self, rows: Ints) -> None:
-        """Refuse to write rows that do not exist."""
-        if len(rows) and int(rows.max()) >= self.rows:
-            raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")
+    def _count_version(self) -> None:
+        self.version += 1
 
 
 #: Half-lives after which the reference moment moves.
@@ -320,14 +266,16 @@ def reference(now: int, half_life: float) -> tuple[int, np.float32]:
 
 
 class Changes:
-    """Rows that were written, whether or not the step was taken back after."""
+    """Rows that were written, but for those of a batch that was taken back."""
 
     def __init__(self) -> None:
         self._rows: list[Ints] = []
 
     def put(self, rows: Ints) -> None:
         """Rows that are being written."""
+        rows = rows[:]  # known again from others that are equal
         self._rows.append(rows)
+        note(partial(self._take_back, rows))
         if len(self._rows) > _MOST_RECORDS:  # nobody has asked for long
             self._rows = [np.unique(np.concatenate(self._rows))]
 
@@ -335,6 +283,14 @@ class Changes:
         """Numbers of the rows written since the last call; some may stand there several times."""
         rows, self._rows = self._rows, []
         return np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
+
+    def _take_back(self, rows: Ints) -> None:
+        """The rows are as they were before: a reader who has been told of them is told again."""
+        for place in reversed(range(len(self._rows))):
+            if self._rows[place] is rows:
+                del self._rows[place]
+                return
+        self._rows.append(rows)
 
 
 class DecayFactors:

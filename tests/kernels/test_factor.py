@@ -74,17 +74,6 @@ def test_evidence_is_that_of_pytorch(loss: str, negatives: int, monkeypatch: pyt
         torch.testing.assert_close(one.gradient.double(), other.gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("margin", "loss"), [(0.0, 0.6931472), (90.0, 90.0), (-90.0, 0.0), (1e5, 1e5)])
-def test_losses_are_finite_for_any_finite_score(margin: float, loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/methods.md 2.1: softplus, not the log of a sigmoid."""
-    choose_kernel(monkeypatch, "numba")
-    model = bpr()
-    values = {name: torch.zeros(table.everything().shape) for name, table in model.tables.items()}
-    values["item_bias"][1] = margin
-    found = model.differentiable().evidence(values, Examples(torch.tensor([0]), torch.tensor([[0, 1]])))
-    assert float(found.losses) == pytest.approx(loss, abs=1e-6)
-
-
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_what_is_not_finite_shows(broken: float, monkeypatch: pytest.MonkeyPatch) -> None:
     choose_kernel(monkeypatch, "numba")

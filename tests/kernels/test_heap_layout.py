@@ -6,7 +6,6 @@ real call are laid side by side in one buffer, in random orders, and the call is
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from melon.evaluation.lists import better_and_equal
 from melon.fitting.baselines import choose_baselines
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.selection import Selection
+from melon.journal import undoable
 from melon.kernels import policy
 from melon.kernels.modules import MODULES
 from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
@@ -136,8 +136,8 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
         updater = Pairing(make, strategy).updater()
         for batch in toy_batches(log)[:12]:
             updater.score(batch.users, np.stack([batch.items, batch.items[::-1]], axis=1), int(batch.times[0]))
-            with ExitStack() as undo:
-                updater.learn_undoable(batch, undo)
+            with undoable(always=True):
+                updater.learn(batch)
             updater.learn(batch)
         for lists in ("exact", "two_stage") if isinstance(updater.recommender, Blend) else ("exact",):
             updater.recommender.settings.__dict__["lists"] = lists
@@ -146,9 +146,12 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
             better_and_equal(catalogue.scores(np.arange(3)), np.arange(3), np.arange(3), updater.history.seen, "a test")
             catalogue.best(np.arange(3), 4, Within(updater.history.seen))
         if isinstance(updater.recommender, Blend):
-            updater.recommender.inputs_of(np.arange(2), np.arange(6).reshape(2, 3), updater._context(10**6))
+            pairs, context = (np.arange(2), np.arange(6).reshape(2, 3)), updater._context(10**6)
+            inputs, rows = updater.recommender.inputs_of(*pairs, context), updater.recommender._rows(context)
+            again = inputs.copy()
+            updater.recommender.stream.rows_again(rows, *pairs, context.history, again)
+            assert np.array_equal(again, inputs)
             updater.recommender.fit_past(log.users, log.items)
-            updater.recommender.stream.neighbours.add_up(np.array([[0, 1]]), np.ones((1, 2)), np.array([[2, 3]]))
     updater, first, *rest = Updater(BPR({"dim": 7}), RateMeLON({"passes": 2})), *toy_batches(log)[:4]
     updater.learn(first)
     meta_train_through(updater, rest, meta_training_candidates(log, 0, 5))

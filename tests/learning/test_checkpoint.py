@@ -98,13 +98,6 @@ class TestResuming:
             checkpoint.save(tmp_path / f"cut {cut}", resumed)
             assert content(tmp_path / f"cut {cut}") == whole
 
-    def test_saving_twice_changes_no_byte_and_no_state(self, tmp_path: Path) -> None:
-        updater = run(make("ncf", "eals"), stream())
-        checkpoint.save(tmp_path, updater)
-        once = content(tmp_path)
-        checkpoint.save(tmp_path, updater)
-        assert content(tmp_path) == once
-
     def test_float64_stays_float64(self, tmp_path: Path) -> None:
         updater = Updater(BPR({"dim": 4}, dtype=np.float64), Default())
         checkpoint.save(tmp_path, run(updater, stream()))

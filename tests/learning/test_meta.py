@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from melon.learning.examples import last_interactions
+from melon.learning.step import last_interactions
 from melon.stream.history import RING, History
 
 Pairs = list[tuple[int, int]]

@@ -1,6 +1,5 @@
 """Plain steps by compiled kernels beside the general path: the same draws, rows within rounding, taken back exactly."""
 
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from kernel_choice import choose_kernel
 from melon.errors import LearningError
+from melon.journal import undoable
 from melon.learning.updater import Updater
 from melon.models.base import Recommender
 from melon.models.blend.recommender import Blend
@@ -81,8 +81,7 @@ def test_taken_back_to_the_last_bit(
     """Newcomers, rows that decay and neighbours that give way included; what follows is as if it had never been."""
     choose_kernel(monkeypatch, "numba")
     undone, straight = (Updater(kind(options), Default({"half_life": 30.0})) for _ in range(2))
-    for table in undone.recommender.tables.values():
-        table.record_changes()
+    watches = {name: table.watch() for name, table in undone.recommender.tables.items()}
 
     def state(updater: Updater) -> dict[str, bytes]:
         """All but the memory of strategy and head, which is stored last: nothing comes after it that could fail."""
@@ -93,18 +92,18 @@ def test_taken_back_to_the_last_bit(
 
     for batch in batches():
         before = state(undone)
-        with ExitStack() as undo:
-            undone.learn_undoable(replace(batch, users=batch.users[::-1].copy()), undo)
+        with undoable(always=True):
+            undone.learn(replace(batch, users=batch.users[::-1].copy()))
             assert state(undone) != before
         assert state(undone) == before
         undone.recommender.restore_streaming_state(straight.recommender.streaming_state())
         assert undone.learn(batch) == straight.learn(batch)
         assert state(undone) == state(straight)
-        written = {name: table.changed().tolist() for name, table in undone.recommender.tables.items()}
+        written = {name: np.unique(changes.take()).tolist() for name, changes in watches.items()}
     assert set(written["user_factors"]) >= set(batch.users.tolist())
     assert written["item_factors"] == written["item_bias"]
     undone.learn(replace(batch, first_event=undone.history.events))
-    assert undone.recommender.tables["user_factors"].changed().tolist() == np.unique(batch.users).tolist()
+    assert np.unique(watches["user_factors"].take()).tolist() == np.unique(batch.users).tolist()
 
 
 @pytest.mark.parametrize(

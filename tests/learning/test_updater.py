@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from melon.data.interactions import Interactions
-from melon.errors import LearningError, SettingsError
+from melon.errors import LearningError
 from melon.learning.general_step import all_finite
 from melon.learning.updater import Updater
 from melon.models.bpr import BPR
@@ -16,10 +16,7 @@ from melon.models.ncf import NCF
 from melon.strategies.base import Proposal, Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
-from melon.strategies.melon.published import PublishedMeLON
-from melon.strategies.registry import STRATEGIES as REGISTERED
 from melon.stream.batch import Batch, batch_of
-from melon.stream.history import History
 from melon.testing import state_of
 
 RECOMMENDERS = {"bpr": (BPR, {"dim": 4}), "ncf": (NCF, {"dim": 3, "layers": (4, 3)})}
@@ -159,18 +156,6 @@ class Broken(Default):
         return proposal
 
 
-class BrokenMeLON(PublishedMeLON):
-    """Proposes a number that is not finite once it is told to."""
-
-    broken = False
-
-    def propose(self, situation: Situation) -> Proposal:
-        proposal = super().propose(situation)
-        if self.broken:
-            proposal.values["item_factors"][0, 0] = float("nan")
-        return proposal
-
-
 class TestNonFinite:
     @pytest.mark.parametrize("kind", RECOMMENDERS)
     @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -201,19 +186,6 @@ class TestNonFinite:
         strategy.where = None
         assert np.isfinite(updater.learn(last))
 
-    def test_a_proposal_that_breaks_takes_what_the_meta_model_learned_back(self) -> None:
-        *past, last = batches_of(drifting(64))
-        strategy = BrokenMeLON()
-        updater = Updater(BPR({"dim": 4}), strategy)
-        for batch in past:
-            updater.learn(batch)
-        updater.make_rows(last)
-        before = state_of(updater)
-        strategy.broken = True
-        with pytest.raises(LearningError, match="item_factors is not finite in the batch of events 48 to 63"):
-            updater.learn(last)
-        assert same_bytes(before, state_of(updater))
-
 
 class TestStream:
     def test_the_loss_is_the_mean_before_the_step(self) -> None:
@@ -243,26 +215,6 @@ class TestStream:
         rates = updater.learning_rates(handmade(96, [0, 1, 2], [0, 1, 2]))
         assert len(rates.rows) == 3
         assert same_bytes(before, state_of(updater))
-
-    def test_a_history_can_be_handed_in(self) -> None:
-        history = History()
-        history.append(np.array([0, 0, 1]), np.array([0, 1, 2]))
-        recommender = BPR({"dim": 4})
-        recommender.grow(2, np.arange(2), 3, np.arange(3))
-        updater = Updater(recommender, Default({"lr": 0.05}), history)
-        updater.learn(handmade(3, [0], [0]))
-        assert updater.history is history
-        assert history.events == 4
-
-    def test_a_strategy_may_refuse_a_recommender(self) -> None:
-        class Picky(Default):
-            name = "picky"
-
-            def bind(self, specs: Any, dtype: Any) -> None:
-                raise SettingsError("not with this one")
-
-        with pytest.raises(SettingsError, match="not with this one"):
-            Updater(BPR(), Picky())
 
 
 class TestDecayFactors:
@@ -314,10 +266,6 @@ class TestMostStep:
         assert lengths[None].max() > 1e-3
         assert lengths[1e-3].max() == pytest.approx(1e-3)
         assert all(np.array_equal(moves[None][name], moves[1e3][name]) for name in moves[None])
-
-    def test_every_strategy_has_it(self) -> None:
-        for entry in REGISTERED:
-            assert "most_step" in entry.load().settings_type.model_fields, entry.name
 
     def test_a_longer_move_keeps_its_direction(self) -> None:
         before = {"rows": torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]])}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from kernel_choice import choose_kernel
 from melon.data.interactions import Interactions
 from melon.errors import CheckpointError, SettingsError
 from melon.learning.pretrain import live_through
@@ -91,27 +90,6 @@ class TestScores:
         assert np.allclose(found, by_formula(blend, users, items, now), rtol=1e-4, atol=1e-4)
         assert np.allclose(found, blend.score_catalogue(users, log.n_items + 6, now), rtol=1e-4, atol=1e-4)
         assert found.std() > 0.1
-
-    @pytest.mark.parametrize("settings", [{}, {"transitions": True}])
-    def test_kernels_as_plain_python_agree(self, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
-        log, found, taught = toy_log(), [], []
-        for kernel in ("python", "numba"):
-            blend, history = Blend({**SMALL, **settings}, seed=4), History()
-            blend.grow(log.n_users, log.user_keys, log.n_items, log.item_keys)
-            live_through(blend, history, log)
-            for name in ("item_factors", "item_bias"):
-                blend.tables[name].half_life = 40.0
-            for name in ("head_linear", "head_output"):
-                weights = blend.tables[name]
-                weights.scatter(np.arange(1), np.linspace(-1, 1, weights.spec.dim)[None])
-            blend.clock.now = 30
-            lines, now = np.tile(np.arange(log.n_items + 3), (3, 1)), Context(0, history)
-            choose_kernel(monkeypatch, kernel)
-            found.append(blend.score(np.arange(3), lines, now))
-            taught.append(blend.head_examples(np.arange(3), lines, np.ones_like(lines, dtype=bool), now).inputs)
-        assert np.allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
-        assert taught[0] == pytest.approx(taught[1], rel=1e-5, abs=1e-6)
-        assert found[0].std() > 0.1
 
     def test_a_head_that_is_no_number_gives_none(self) -> None:
         log = toy_log()

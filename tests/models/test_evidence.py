@@ -10,10 +10,8 @@ from torch import Tensor
 from melon.models.autograd import Differentiable
 from melon.models.bpr import BPR
 from melon.models.evidence import (
-    DenseGradient,
     Evidence,
     Examples,
-    FactorGradient,
     Gradient,
     RowGradient,
     evidence_by_autograd,
@@ -176,22 +174,6 @@ def _by_copies(recommender: Differentiable, values: dict[str, Tensor], batch: Ex
     return {name: torch.stack(lines) for name, lines in found.items()}
 
 
-def test_factors_are_expanded_only_when_asked() -> None:
-    recommender = make("ncf", "bpr", 4)
-    evidence = recommender.evidence(values_of(recommender, 0), Examples(torch.tensor([0]), torch.tensor([[0, 1]])))
-    assert {type(gradient) for gradient in evidence.shared_gradients} == {FactorGradient}
-    assert {type(gradient) for gradient in evidence.row_gradients} == {RowGradient}
-    assert len(evidence.shared_gradients) + len(evidence.row_gradients) == len(evidence.gradients)
-
-
-def test_the_general_path_spells_shared_gradients_out() -> None:
-    recommender = make("ncf", "bpr", 4)
-    batch = Examples(torch.tensor([0, 1]), torch.tensor([[0, 1], [1, 2]]))
-    evidence = evidence_by_autograd(recommender, values_of(recommender, 0), batch)
-    assert {type(gradient) for gradient in evidence.shared_gradients} == {DenseGradient}
-    assert all(g.expand().shape[0] == 2 for g in evidence.shared_gradients)
-
-
 @pytest.mark.parametrize("negatives", [1, 3])
 def test_the_gradient_of_a_shared_weight_has_at_most_one_rank_for_each_branch(negatives: int) -> None:
     """docs/methods.md 2.2: outer products, one for the item taken and one for each negative."""
@@ -213,12 +195,3 @@ def test_an_item_against_itself_teaches_nothing(kind: str) -> None:
     assert evidence.losses.item() == pytest.approx(0.6931471805599453)
     for gradient in evidence.gradients:
         assert gradient.summed(len(values[gradient.table])).abs().max() < 1e-15
-
-
-@pytest.mark.parametrize("kind", ["bpr", "ncf"])
-def test_nothing_is_left_in_a_graph(kind: str) -> None:
-    recommender = make(kind, "absolute", 3)
-    values = values_of(recommender, 0)
-    evidence = recommender.evidence(values, Examples(torch.tensor([0]), torch.tensor([[0, 1]])))
-    assert not evidence.losses.requires_grad
-    assert not any(gradient.expand().requires_grad for gradient in evidence.gradients)

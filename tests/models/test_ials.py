@@ -1,6 +1,5 @@
 """Implicit ALS against a slow twin that solves systems from lists, and as a recommender that no strategy drives."""
 
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from melon.errors import CheckpointError, SettingsError
 from melon.estimator import Melon, load
+from melon.journal import undoable
 from melon.kernels.ials import STEPS
 from melon.learning.pretrain import live_through
 from melon.learning.updater import Updater
@@ -147,21 +147,6 @@ def test_rows_stay_finite_where_hardly_anything_pulls_them_to_zero() -> None:
     assert np.isfinite(model.items.rows).all()
 
 
-def test_a_batch_is_taken_back_to_the_byte() -> None:
-    users, items = log_of()
-    model, past = made(), History()
-    streamed(model, past, users[:200], items[:200])
-    before = model.state()
-    new = np.r_[users[200:240], 15], np.r_[items[200:240], 40]  # a user and items that did not exist
-    undo = model.undo_point(*new)
-    model.observe(*new, past)
-    after = model.state()
-    undo()
-    assert all(before[name].tobytes() == array.tobytes() for name, array in model.state().items())
-    model.observe(*new, past)
-    assert all(after[name].tobytes() == array.tobytes() for name, array in model.state().items())
-
-
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
@@ -199,8 +184,8 @@ def test_as_a_recommender_it_learns_by_observing_and_a_failed_batch_leaves_no_tr
     users, items = np.arange(4), np.tile(np.arange(6), (4, 1))
     before, state = updater.score(users, items, 10**6), updater.recommender.streaming_state()
     batch = next(each for each in toy_batches(log) if each.first_event >= updater.history.events)
-    with ExitStack() as undo:
-        updater.learn_undoable(batch, undo)
+    with undoable(always=True):
+        updater.learn(batch)
         assert not np.array_equal(updater.score(users, items, 10**6), before)
     assert updater.score(users, items, 10**6).tolist() == before.tolist()
     assert all(state[name].tobytes() == x.tobytes() for name, x in updater.recommender.streaming_state().items())

@@ -8,6 +8,7 @@ import pytest
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.errors import CheckpointError
+from melon.journal import undoable
 from melon.models.streaming import own_items as module
 from melon.models.streaming.own_items import OWN_HALF_LIVES, OWN_INPUTS, OwnItems
 from melon.stream.draws import Draws
@@ -92,10 +93,9 @@ def bytes_of(own: OwnItems) -> dict[str, bytes]:
 def test_a_batch_is_taken_back_whole_and_a_state_comes_back(log: Interactions) -> None:
     own, _ = followed(log, 300)
     before = bytes_of(own)
-    undo = own.undo_point(log.users[300:420], log.items[300:420])
-    own.observe(log.users[300:420], log.items[300:420])
-    assert bytes_of(own) != before
-    undo()
+    with undoable(always=True):
+        own.observe(log.users[300:420], log.items[300:420])
+        assert bytes_of(own) != before
     assert bytes_of(own) == before
     back = OwnItems()
     back.restore(own.state())

@@ -9,8 +9,7 @@ import pytest
 from melon.errors import CheckpointError
 from melon.models.blend.recommender import Blend
 from melon.models.streaming.counts import ItemCounts
-from melon.models.streaming.preferences import OF_ITEMS, Preferences
-from melon.models.streaming.profiles import Profiles
+from melon.models.streaming.profiles import OF_ITEMS, Preferences, Profiles
 from melon.stream.history import RING, History
 from melon.testing import check_recommender
 from melon.types import Ints

@@ -12,8 +12,7 @@ from melon.learning.model import LiveModel
 from melon.learning.updater import Updater
 from melon.models import bpr as bpr_module
 from melon.models.bpr import BPR
-from melon.models.catalogue import Within
-from melon.models.quantised import QuantisedRows
+from melon.models.catalogue import QuantisedRows, Within
 from melon.strategies.default import Default
 from melon.stream.pairs import SeenPairs, pair_keys
 from melon.tables import Moment

@@ -12,7 +12,7 @@ from torch import Tensor
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.models.autograd import TorchRecommender
-from melon.models.base import Recommender, RecommenderSettings
+from melon.models.base import Recommender
 from melon.models.bpr import BPR
 from melon.models.evidence import Examples, Values
 from melon.models.ncf import NCF
@@ -92,20 +92,6 @@ class TestByHand:
         assert found["item_mlp"] == pytest.approx([-kappa * 1.5 * 1, 0.0])
         assert found["item_bias"] == pytest.approx([-kappa, kappa])
         assert "user_bias" not in found
-
-    @pytest.mark.parametrize("sign", [200.0, -200.0])
-    def test_losses_and_gradients_are_finite_far_out(self, sign: float) -> None:
-        """The loss is finite at s = −200 and its gradient at s = ±200."""
-        recommender = BPR({"dim": 1}).differentiable()
-        values = {
-            "user_factors": torch.tensor([[1.0]]),
-            "item_factors": torch.tensor([[sign], [0.0]]),
-            "user_bias": torch.zeros(1, 1),
-            "item_bias": torch.zeros(2, 1),
-        }
-        evidence = recommender.evidence(values, Examples(torch.tensor([0]), torch.tensor([[0, 1]])))
-        assert evidence.losses.item() == pytest.approx(max(-sign, 0))
-        assert all(torch.isfinite(gradient.expand()).all() for gradient in evidence.gradients)
 
 
 @KINDS
@@ -195,12 +181,6 @@ class TestStoredModel:
         )
         shared = sum(spec.rows * spec.dim for spec in recommender.specs if spec.role == "shared")
         assert (touched, shared) == {"bpr": (194, 0), "ncf": (386, 20_608)}[kind]  # docs/methods.md 1.4
-
-    def test_item_vectors_hold_the_embeddings_side_by_side(self, kind: str) -> None:
-        recommender = make(kind)
-        vectors = recommender.item_vectors()
-        names = {"bpr": ["item_factors"], "ncf": ["item_gmf", "item_mlp"]}[kind]
-        assert np.array_equal(vectors, np.concatenate([recommender.tables[name].everything() for name in names], 1))
 
     def test_the_user_bias_is_taught_only_by_a_loss_that_sees_it(self, kind: str) -> None:
         pairwise, pointwise = make(kind), make(kind)
@@ -293,8 +273,3 @@ class TestAUsersOwn:
             expected = situation.values[name] - 0.1 * gradient
             found = table.gather(rows.get(table.spec.role, np.arange(table.rows)))
             assert np.allclose(found, expected, rtol=1e-10, atol=1e-12)
-
-    def test_negatives_are_at_least_one(self) -> None:
-        with pytest.raises(SettingsError, match="negatives"):
-            Metric({"negatives": 0})
-        assert RecommenderSettings().negatives == 1

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melon.errors import SettingsError
+from melon.journal import undoable
 from melon.models.streaming.counts import ItemCounts
 
 RUNS = st.lists(st.lists(st.integers(0, 6), max_size=9), max_size=6)
@@ -18,14 +19,13 @@ def test_counts_idle_time_and_age_agree_with_a_slow_twin(runs: list[list[int]]) 
     for run in runs:
         counts.observe(np.array(run, dtype=np.int64))
         events += run
-    now, items = len(events), np.arange(9)
+    now, items, since = len(events), np.arange(9), np.empty((2, 9), dtype=np.float32)
+    counts.by_kind(9, since)
     for item in items:
         moments = [at for at, each in enumerate(events) if each == item]
         slow = [sum(2.0 ** (-(now - at) / half_life) for at in moments) for half_life in HALF_LIVES]
         assert counts.read(items)[item] == pytest.approx(slow, abs=1e-12)
-        assert counts.seen(items)[item] == bool(moments)
-        assert counts.idle(items)[item] == (now - moments[-1] if moments else now)
-        assert counts.age(items)[item] == (now - moments[0] if moments else now)
+        assert since[:, item].tolist() == ([now - moments[-1], now - moments[0]] if moments else [now, now])
 
 
 @given(RUNS)
@@ -37,8 +37,6 @@ def test_a_run_counts_as_its_events_one_by_one(runs: list[list[int]]) -> None:
             single.observe(np.array([item]))
     items = np.arange(8)
     assert whole.read(items) == pytest.approx(single.read(items), rel=1e-12)
-    assert whole.idle(items).tolist() == single.idle(items).tolist()
-    assert whole.age(items).tolist() == single.age(items).tolist()
 
 
 def test_any_shape_is_read_and_unseen_items_in_between_stay_unseen() -> None:
@@ -46,10 +44,7 @@ def test_any_shape_is_read_and_unseen_items_in_between_stay_unseen() -> None:
     assert counts.read(np.zeros((2, 3), dtype=np.int64)).shape == (2, 3, 2)
     counts.observe(np.array([5]))
     items = np.array([[0, 5], [4, 99]])
-    assert counts.seen(items).tolist() == [[False, True], [False, False]]
     assert counts.read(items)[..., 0].tolist() == [[0, 2**-0.1], [0, 0]]
-    assert counts.idle(items).tolist() == [[1, 1], [1, 1]]
-    assert counts.age(items).tolist() == [[1, 1], [1, 1]]
 
 
 def test_a_state_goes_on_as_the_counts_would_bit_for_bit() -> None:
@@ -95,35 +90,20 @@ def test_ages_ago_is_nothing_and_no_warning() -> None:
     assert counts.read(np.array([0])).tolist() == [[0.0]]
 
 
-@given(RUNS, st.lists(st.integers(0, 40), max_size=9))
-def test_a_run_can_be_taken_back(runs: list[list[int]], more: list[int]) -> None:
-    counts = ItemCounts(HALF_LIVES)
-    for run in runs:
-        counts.observe(np.array(run, dtype=np.int64))
-    before, items = counts.state(), np.array(more, dtype=np.int64)
-    undo = counts.undo_point(items)
-    counts.observe(items)
-    undo()
-    assert {name: array.tobytes() for name, array in counts.state().items()} == {
-        name: array.tobytes() for name, array in before.items()
-    }
-
-
 @pytest.mark.parametrize("asked_before", [False, True])
 @given(st.lists(st.lists(st.integers(0, 30), max_size=40), max_size=4), st.integers(1, 12))
 def test_the_highest_counts_are_those_of_sorted_counts(asked_before: bool, runs: list[list[int]], many: int) -> None:
     counts, kinds = ItemCounts(HALF_LIVES), np.array([3, 0, 1])
     for run in runs:
         taken = np.array(run, dtype=np.int64)
-        undo = counts.undo_point(taken)
-        counts.observe(taken)
         if asked_before:
+            with undoable(always=True):
+                counts.observe(taken)
+                counts.most_counted(kinds, many)
             counts.most_counted(kinds, many)
-            undo()
-            counts.most_counted(kinds, many)
-            counts.observe(taken)
+        counts.observe(taken)
     items = np.arange(31)
-    found, known = counts.most_counted(kinds, many), items[counts.seen(items)]
+    found, known = counts.most_counted(kinds, many), items[counts.read(items)[:, 3] > 0]
     for kind, rows in zip(kinds, np.split(found, len(kinds)), strict=True):
         held = counts.read(known)[:, kind]
         assert len(set(rows.tolist())) == len(rows) == min(many, len(known))
@@ -149,10 +129,9 @@ def test_counts_by_kind_are_the_same_however_they_were_read_before(monkeypatch: 
     for round_ in range(30):
         items = rng.integers(0, 20 + 3 * round_, int(rng.integers(1, 60)))
         if round_ % 7 == 3:
-            undo = counts.undo_point(items)
-            counts.observe(items)
-            counts.by_kind(50, np.empty((2, 50), dtype=np.float32))
-            undo()
+            with undoable(always=True):
+                counts.observe(items)
+                counts.by_kind(50, np.empty((2, 50), dtype=np.float32))
         counts.observe(items)
         n_items = int(rng.integers(10, 130))
         since = np.empty((2, n_items), dtype=np.float32)
@@ -160,5 +139,3 @@ def test_counts_by_kind_are_the_same_however_they_were_read_before(monkeypatch: 
         known = min(n_items, len(counts.storage[0]))
         assert np.array_equal(table[:, :known], counts.storage[0][:known].T.astype(np.float32))
         assert not table[:, known:n_items].any()
-        everything = np.arange(n_items)
-        assert np.array_equal(since, np.stack([counts.idle(everything), counts.age(everything)]).astype(np.float32))

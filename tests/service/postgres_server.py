@@ -1,4 +1,7 @@
-"""A PostgreSQL server of its own for tests: a temporary folder, a free port of loopback, `fsync` on."""
+"""A PostgreSQL server of its own for tests: a temporary folder, a free port of loopback, `fsync` on.
+
+`MELON_POSTGRES=FOLDER` names the folder of the server's programs, where another version than the system's is wanted.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ import pytest
 
 def programs() -> Path:
     """The folder of the server's programs; without them a test is skipped."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) if not shutil.which("initdb") else []
-    program = shutil.which("initdb") or (str(found[-1]) if found else None)
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    program = shutil.which("initdb", path=os.environ.get("MELON_POSTGRES")) or (str(found[-1]) if found else None)
     if program is None:
         pytest.skip("PostgreSQL's server programs are not installed (Debian: postgresql)")
     return Path(program).resolve().parent

@@ -373,7 +373,7 @@ class TestAdmin:
             def fail(*_: object) -> float:
                 raise LearningError("the loss is not finite")
 
-            broken.setattr("melon.learning.updater.Updater.learn_undoable", fail)
+            broken.setattr("melon.learning.updater.Updater.learn", fail)
             for n in range(10):
                 service.post({"user": "u1", "item": f"i{n}"})
                 service.wait(lambda n=n: service.get("/v1/status")["quarantined"] > n)  # type: ignore[misc]

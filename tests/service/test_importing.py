@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import sqlite3
 from pathlib import Path
 
 import polars as pl
@@ -131,3 +132,53 @@ def test_an_export_of_gorse(run: Run, tmp_path: Path) -> None:
         assert log.profile("user", "u") == {"Labels": ["x"], "Comment": ""}
         ((item, _, facts),) = log.facts()
         assert (item, facts and facts["categories"], facts and facts["attributes"]) == ("i", ["a"], {"n": 1})
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> str:
+    """The address of a SQLite file with a table of orders."""
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        connection.execute("CREATE TABLE orders(id INTEGER PRIMARY KEY, customer TEXT, sku TEXT, at TEXT, note TEXT)")
+        rows = [("ann", "i1", "2026-01-01 00:00:00"), ("bob", "i2", "2026-01-01 00:00:01")]
+        connection.executemany("INSERT INTO orders(customer, sku, at) VALUES (?, ?, ?)", rows)
+    connection.close()
+    return f"sqlite:///{tmp_path}/shop.db"
+
+
+SELECT = "SELECT 'orders/' || id AS event_id, customer AS user, sku AS item, at AS time, 'buy' AS type FROM orders"
+
+
+def test_a_query_is_imported_once(run: Run, tmp_path: Path, orders: str) -> None:
+    live = tmp_path / "live"
+    words = ("log", "import", live, orders, "--query", SELECT)
+    assert "2 events appended up to offset 2, 0 were known" in run(*words).out
+    assert stored(live) == [
+        ("ann", "i1", 1_767_225_600, "buy", "learn", "orders/1"),
+        ("bob", "i2", 1_767_225_601, "buy", "learn", "orders/2"),
+    ]
+    assert "0 events appended up to offset 2, 2 were known" in run(*words, "--name", "again").out
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELECT customer AS user, sku AS item FROM orders", "has no column with ids of events; columns there: "),
+        ("SELECT id AS event_id, customer AS who, sku FROM orders", "no column looks like the user; columns there"),
+        (SELECT.replace("'orders/' || id", "note"), "row 1 has no event_id"),
+        (SELECT.replace("customer AS", "note AS"), "of row 1, None, is no id here"),
+        ("SELECT * FROM ordres", "no such table: ordres"),
+        ("DELETE FROM orders RETURNING id AS event_id, customer AS user, sku AS item", "attempt to write a readonly"),
+        (None, 'what is the database asked? Give --query "SELECT'),
+    ],
+)  # fmt: skip
+def test_a_query_that_gives_no_events_is_refused(
+    run: Run, tmp_path: Path, orders: str, query: str | None, message: str
+) -> None:
+    assert message in run("log", "import", tmp_path / "live", orders, *(("--query", query) if query else ())).said
+
+
+def test_other_databases_and_missing_files_have_a_way_out(run: Run, tmp_path: Path) -> None:
+    live, asked = tmp_path / "live", ("--query", "SELECT 1")
+    assert "mysql:// is no source; give a file, postgresql://" in run("log", "import", live, "mysql://x/y", *asked).said
+    assert "there is no none.db; a relative path" in run("log", "import", live, "sqlite:///none.db", *asked).said
+    assert "--query is for databases, and x.csv is a file" in run("log", "import", live, "x.csv", *asked).said

@@ -257,7 +257,7 @@ class TestGuard:
                 learner.step()
                 with monkeypatch.context() as broken:
                     broken.setattr(
-                        "melon.learning.updater.Updater.learn_undoable",
+                        "melon.learning.updater.Updater.learn",
                         lambda *_: (_ for _ in ()).throw(LearningError("the loss is not finite")),
                     )
                     learner.step()
@@ -355,7 +355,7 @@ class TestGuard:
             some = settings(folder, model, batch_most=10, stop_after=3)
             with Learner(some) as learner:
                 monkeypatch.setattr(
-                    "melon.learning.updater.Updater.learn_undoable",
+                    "melon.learning.updater.Updater.learn",
                     lambda *_: (_ for _ in ()).throw(ValueError("a fault of ours")),
                 )
                 learn_all(learner)
@@ -373,7 +373,7 @@ class TestGuard:
         with EventLog(folder, LOG) as log, Learner(settings(folder, model, stop_after=2, resume_s=0.5)) as learner:
             log.append(stream(200))
             with monkeypatch.context() as broken:
-                broken.setattr("melon.learning.updater.Updater.learn_undoable", lambda *_: 1 / 0)
+                broken.setattr("melon.learning.updater.Updater.learn", lambda *_: 1 / 0)
                 learn_all(learner)
             assert learner.position.offset == 80
             wait_until(learner.step)
@@ -388,7 +388,7 @@ class TestGuard:
         with EventLog(folder, LOG) as log, Learner(settings(folder, model, stop_after=2)) as learner:
             log.append(stream(160))
             with monkeypatch.context() as broken:
-                broken.setattr("melon.learning.updater.Updater.learn_undoable", lambda *_: 1 / 0)
+                broken.setattr("melon.learning.updater.Updater.learn", lambda *_: 1 / 0)
                 learn_all(learner)
                 assert learner.position.offset == 80
                 offset = log.forget("u3").result()
@@ -581,7 +581,7 @@ def test_who_was_unlearned_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with Learner(settings(folder, None)) as learner:
             log.append(events)
             with monkeypatch.context() as broken:
-                broken.setattr("melon.learning.updater.Updater.learn_undoable", lambda *_: 1 / 0)
+                broken.setattr("melon.learning.updater.Updater.learn", lambda *_: 1 / 0)
                 learner.step()
             learn_all(learner)
             (quarantined,) = learner.book.quarantined()

@@ -2,22 +2,25 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 from postgres_server import PostgresServer
 from service_scenes import clean_replay, learn_all, saved_model, settings, stream, wait_until
 
 from conftest import Service, Start
-from melon.errors import HeldError, LogError, SettingsError, StorageError
+from melon.errors import DataError, HeldError, LogError, SettingsError, StorageError
 from melon.learning.deltas import state_digest
 from melon.service.config import ServeSettings
+from melon.service.importing import Reading, events_of
 from melon.service.keys import keys_of
 from melon.service.learner.loop import Learner, run_learner
 from melon.service.learner.replaying import verify
 from melon.service.log.base import Event
 from melon.service.log.events import EventLog, LogReader
-from melon.service.log.exchange import copied
+from melon.service.log.exchange import copied, imported
 from melon.service.log.files import Place, masked, place_of
 from melon.service.log.steps import StepReader
 from melon.service.replica import Replica
@@ -281,3 +284,29 @@ def test_retracted_events_aliases_and_profiles(url: str, tmp_path: Path) -> None
             assert {control.body["user"] for control in reader.controls("forget")} == {"u1", "visitor"}
             assert reader.profile("user", "u1") is None
             assert reader.users_of() == {}
+
+
+def test_a_query_brings_events_into_a_log(url: str, tmp_path: Path) -> None:
+    address = url.partition("?")[0]
+    with psycopg.connect(address) as connection:
+        connection.execute("CREATE TABLE orders(id uuid PRIMARY KEY, customer text, sku bigint, at timestamptz)")
+        row = "md5(n::text)::uuid, 'u' || n % 9, n % 7, timestamptz '2026-01-01 00:00:00+00' + n * interval '1 s'"
+        connection.execute(f"INSERT INTO orders SELECT {row} FROM generate_series(1, 60000) n")
+    asked = 'SELECT id AS event_id, customer AS "user", sku AS item, at AS time FROM orders'
+    reading = Reading("", ServeSettings().uses(), query=asked)
+    with EventLog(tmp_path / "live") as log:
+        assert imported(log.submit, events_of(address, reading)).accepted == 60_000
+        assert imported(log.submit, events_of(address, reading)).duplicates == 60_000
+    known = "c4ca4238-a0b9-2382-0dcc-509a6f75849b"  # of the number 1
+    with LogReader(tmp_path / "live") as reader:
+        first = next(event for event in reader.events(1, 60_000) if event.event_id == known)
+        assert (first.user, first.item, first.time) == ("u1", 1, 1_767_225_601)
+    for bad, message in (
+        ("SELECT * FROM ordres", 'does not answer the query: relation "ordres" does not exist'),
+        ("DELETE FROM orders", "does not answer the query"),
+    ):
+        with pytest.raises(DataError, match=message):
+            list(events_of(address, replace(reading, query=bad)))
+    with pytest.raises(DataError, match=r"postgresql://127.0.0.1:1/x does not answer") as caught:
+        list(events_of("postgresql://me:pa55word@127.0.0.1:1/x", reading))
+    assert "pa55word" not in str(caught.value)

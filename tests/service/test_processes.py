@@ -38,7 +38,7 @@ class Running:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
-            if address := re.search(r"serving on (http://\S+?);", line):
+            if address := re.search(r"serving \w*? ?on (http://\S+?)(?:/t/\w+)?;", line):
                 self.url = address[1]
                 break
         else:
@@ -54,7 +54,7 @@ class Running:
             text=True,
             check=False,
         )
-        found = re.findall(r"^\s*(\d+) .*melon\.service\.supervisor (\w+) ", listed.stdout, re.MULTILINE)
+        found = re.findall(r"^\s*(\d+) .*melon\.service\.supervisor ([\w/]+) ", listed.stdout, re.MULTILINE)
         return {role: int(pid) for pid, role in found}
 
     def status(self) -> Any:

@@ -111,7 +111,7 @@ class Walk(RuleBasedStateMachine):
             raise LearningError("not finite")
 
         with pytest.MonkeyPatch.context() as broken:
-            broken.setattr(Updater, "learn_undoable", fail)
+            broken.setattr(Updater, "learn", fail)
             self.learner.step()
         self.learner.step()
 

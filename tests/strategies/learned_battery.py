@@ -29,7 +29,7 @@ from learned_scenes import (
 from torch import Tensor
 
 from melon.errors import CheckpointError, LearningError
-from melon.learning.examples import Offered
+from melon.learning.step import Offered
 from melon.learning.updater import Updater
 from melon.strategies.base import Proposal, Situation
 from melon.strategies.default import Default

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from melon.learning.examples import Offered
+from melon.learning.step import Offered
 from melon.learning.updater import Updater
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF

@@ -8,7 +8,7 @@ import torch
 from melon_scenes import FAMILY, KINDS, recommender_of, strategy_of
 from melon_twin import Twin
 
-from melon.learning.examples import Offered
+from melon.learning.step import Offered
 from melon.learning.updater import Updater
 from melon.stream.batch import Batch
 

@@ -24,7 +24,7 @@ from learned_scenes import (
 from torch import Tensor
 
 from melon.errors import CheckpointError, SettingsError
-from melon.learning.examples import Offered
+from melon.learning.step import Offered
 from melon.learning.updater import Updater
 from melon.models.evidence import Evidence, Examples, RowGradient
 from melon.strategies.base import Situation

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melon.data.interactions import Interactions
+from melon.journal import undoable
 from melon.stream.draws import Draws
 from melon.stream.history import NEIGHBOURS, NOBODY, RING, History, PartnerRings
 from melon.stream.pairs import pair_keys
@@ -201,8 +202,7 @@ class TestBoundedPairs:
     def test_forgetting_is_taken_back_with_its_batch(self) -> None:
         history, _ = self._filled(120)
         before, users = history.seen.keys().tolist(), np.repeat(np.arange(12), 40)
-        undo = history.undo_point(users, np.tile(np.arange(40), 12))
-        history.append(users, np.tile(np.arange(40), 12))
-        assert len(history.seen) <= 120
-        undo()
+        with undoable(always=True):
+            history.append(users, np.tile(np.arange(40), 12))
+            assert len(history.seen) <= 120
         assert history.seen.keys().tolist() == before

@@ -114,9 +114,15 @@ def log_export(
 def log_import(
     folder: Folder,
     source: Annotated[
-        Path,
-        typer.Argument(help="Lines of JSON (as melon log export writes them), .csv, .tsv, .parquet or Gorse's export."),
+        str,
+        typer.Argument(
+            help="Lines of JSON (as melon log export writes them), .csv, .tsv, .parquet or Gorse's export; or a "
+            "database: postgresql://…, sqlite:///FILE."
+        ),
     ],
+    query: Annotated[
+        str | None, typer.Option(help="What the database is asked: a SELECT of users, items and event ids.")
+    ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(metavar="ROLE=NAME", help="The column of a role: user, item, time, type, event_id. Repeatable."),
@@ -131,10 +137,10 @@ def log_import(
     store: Annotated[str | None, typer.Option(help="Event types that are stored only.")] = None,
     key: KeyOption = None,
 ) -> None:
-    """Append events from a file; those whose event_id the log knows are not stored again.
+    """Append events from a file or a query; those whose event_id the log knows are not stored again.
 
-    An event without an id gets its place in the file as one, so an import may be repeated. Where a service runs in the
-    folder, the events are posted to it, and it decides what types are for.
+    An event of a file without an id gets its place in it as one, so an import may be repeated; rows of a query need
+    ids. Where a service runs in the folder, the events are posted to it, and it decides what types are for.
     """
     from melon.client import Client
     from melon.errors import HeldError, SettingsError
@@ -151,22 +157,26 @@ def log_import(
     if time_unit not in ("s", "ms", "us", "ns"):
         raise SettingsError(f"--time-unit {time_unit} is none of s, ms, us, ns.")
     uses = read_settings(None, {"learn": learn, "hide": hide, "store": store}).uses()
-    reading = Reading(name or source.name, uses, columns, event_type, time_unit, kinds_of(Place.of(folder)))
+    file = None if "://" in source else Path(source)
+    if query and file:
+        raise SettingsError(f"--query is for databases, and {file} is a file.")
+    named = name or ("" if file is None else file.name)
+    reading = Reading(named, uses, columns, event_type, time_unit, query, kinds_of(Place.of(folder)))
     try:
         with EventLog(Place.of(folder)) as opened:
-            if kind := describes(source):
-                typer.echo(f"{import_described(opened, source, kind)} {kind}s stored")
+            if file is not None and (kind := describes(file)):
+                typer.echo(f"{import_described(opened, file, kind)} {kind}s stored")
                 return
-            done = imported(opened.submit, events_of(source, reading))
+            done = imported(opened.submit, events_of(file or source, reading))
     except HeldError as held:
         if held.url is None:
             raise
-        if kind := describes(source):
+        if file is not None and (kind := describes(file)):
             raise SettingsError(
-                f"{source} describes {kind}s; stop the service on {held.url} first, or POST them to /api/{kind}s."
+                f"{file} describes {kind}s; stop the service on {held.url} first, or POST them to /api/{kind}s."
             ) from None
         with Client(held.url, key=_key(key, Place.of(folder).folder)) as client:
-            done = imported(over_http(client), events_of(source, reading))
+            done = imported(over_http(client), events_of(file or source, reading))
     typer.echo(
         f"{done.accepted} events appended up to offset {done.offset}, {done.duplicates} were known already, "
         f"{done.conflicting} have the id of another event and were left out"

@@ -81,6 +81,9 @@ def serve(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting. Repeatable.")
     ] = None,
     role: Annotated[str, typer.Option(help="all, or one of the processes alone: learner, api.")] = "all",
+    tenant: Annotated[
+        list[str] | None, typer.Option(help="Serve this tenant of the settings file only. Repeatable.")
+    ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Replay a made-up news site into a new service.")] = False,
     show_config: Annotated[
         bool, typer.Option("--show-config", help="Print the settings as a TOML file and exit.")
@@ -89,21 +92,29 @@ def serve(
     """Serve recommendations over HTTP, and learn from interactions within a second.
 
     Starts one learner and one API process and restarts either. Ctrl-C stops both in order: requests under way are
-    finished, what was posted is committed, learned and saved.
+    finished, what was posted is committed, learned and saved. A settings file may have tenants, each with a model,
+    log, keys and limits of its own at /t/NAME/.
     """
     from melon.errors import require_serving, unknown_name
     from melon.progress import say
 
     require_serving("melon serve")
-    from melon.service.config import read_settings
+    from melon.service.config import read_service
 
     named = {"model": model, "data": data, "log": log, "host": host, "port": port}
     named |= {"learn": learn, "hide": hide, "store": store, "gorse": gorse or None, "segment": segment or None}
     named["challengers"] = ",".join(challenger) if challenger else None
     named["split"] = ",".join(split) if split else None
-    settings = read_settings(config, {**_assigned(assignments), **{k: v for k, v in named.items() if v is not None}})
+    given = {**_assigned(assignments), **{k: v for k, v in named.items() if v is not None}}
+    settings, tenants = read_service(config, given)
+    for name in tenant or ():
+        if name not in tenants:
+            raise unknown_name("tenant", name, tenants)
+    tenants = {name: one for name, one in tenants.items() if not tenant or name in tenant}
     if show_config:
         typer.echo(settings.toml(), nl=False)
+        for name, one in tenants.items():
+            typer.echo(f"\n[tenants.{name}]\n{one.toml(settings)}", nl=False)
         return
     if role not in ("all", "learner", "api"):
         raise unknown_name("role", role, ("all", "learner", "api"))
@@ -123,15 +134,25 @@ def serve(
 
         run_demo_service(settings)
         return
-    check_model(settings)
-    await_database(settings, say)
-    check_reachable(settings)
-    if role != "all":
+    for one in tenants.values() or (settings,):
+        check_model(one)
+        if one.log is None or not tenants:  # one tenant's database that is away must not keep others waiting
+            await_database(one, say)
+            check_reachable(one)
+    if role != "all" and not tenants:
         run_role(role, settings)
         return
-    check_free(settings.folder)
-    supervisor = Supervisor(settings, listen(settings))
-    supervisor.run(lambda url: say(greeting(url, settings)))
+    roles = ("learner", "api") if role == "all" else (role,)
+    if role == "all":
+        for one in tenants.values() or (settings,):
+            check_free(one.folder)
+    supervisor = Supervisor(settings, listen(settings) if "api" in roles else None, tenants=tenants, roles=roles)
+
+    def greet(url: str) -> None:
+        for name, one in tenants.items() or (("", settings),):
+            say(greeting(url, one, name))
+
+    supervisor.run(greet)
 
 
 def doctor(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from melon.data.interactions import Interactions
+from melon.journal import rows_needed
 from melon.kernels import policy
 from melon.kernels.neighbours import EMPTY
 from melon.models.catalogue import Catalogue
@@ -22,7 +23,6 @@ from melon.models.streaming.counts import ItemCounts
 from melon.models.streaming.neighbours import ItemNeighbours, scratch
 from melon.stream.batch import Batch
 from melon.stream.history import RING, PartnerRings
-from melon.stream.pairs import rows_needed
 from melon.stream.split import batches
 from melon.types import Floats, Ints, Plain, Scores, Singles, SmallInts
 

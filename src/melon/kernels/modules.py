@@ -1,7 +1,14 @@
-"""The kernel modules: which files are compiled together, and which of their functions are called from Python."""
+"""The kernel modules: which files are compiled together, and which of their functions are called from Python.
+
+Kernels are ordinary Python that also runs as it stands, slowly. The modules that are compiled together are written out
+as one file, so that numba keeps what it compiled beside it.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -13,7 +20,6 @@ from melon.kernels import (
     blend_inputs,
     blend_lists,
     factor,
-    generator,
     ials,
     neighbours,
     own_items,
@@ -42,9 +48,37 @@ class KernelModule:
     exact: bool = False
     takes: str = ""
 
-    def text(self, *, plain: bool = False) -> str:
-        """All kernels as one module, for numba or, if `plain`, for Python itself."""
-        return generator.written(self.title, self.modules, tuple(self.signatures), exact=self.exact, plain=plain)
+    def text(self) -> str:
+        """All kernels as one module for numba."""
+        return _written(self.title, self.modules, tuple(self.signatures), exact=self.exact)
+
+
+def _written(title: str, modules: Sequence[ModuleType], entries: Sequence[str], *, exact: bool) -> str:
+    """The text of some modules of kernels for numba, those that build on others last."""
+    decorators = "exact_entry as entry, exact_part as part" if exact else "entry, part"
+    parts = [
+        f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
+        "import math",
+        "import numpy as np",
+        f"from melon.kernels.build import {decorators}",
+    ]
+    for module in modules:
+        for statement in ast.parse(inspect.getsource(module)).body:
+            if isinstance(statement, ast.FunctionDef):
+                kind = "entry" if statement.name in entries else "part"
+                parts.append(ast.unparse(_decorated(statement, kind)))
+            elif isinstance(statement, ast.Assign):
+                parts.append(ast.unparse(statement))
+    return "\n\n".join(parts) + "\n"
+
+
+def _decorated(function: ast.FunctionDef, kind: str) -> ast.FunctionDef:
+    """The function without types, for numba has its own."""
+    for argument in function.args.args:
+        argument.annotation = None
+    function.returns = None
+    function.decorator_list = [ast.Name(kind)]
+    return ast.fix_missing_locations(function)
 
 
 MODULES = {

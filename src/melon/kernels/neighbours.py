@@ -12,7 +12,6 @@ from melon.kernels.types import (
     DOUBLES,
     FLAG,
     INT,
-    INT_TABLE,
     INTS,
     SINGLE_TABLE,
     SINGLES,
@@ -35,8 +34,6 @@ SIGNATURES: dict[str, Signature] = {
     "count_items": (DOUBLE_TABLE, INTS, INTS, DOUBLES, INTS, INT),
     "meetings": (SMALL_INT_TABLE, INTS, INT, INTS, INTS, INT, SMALL_INTS, INTS, INTS, INTS),
     "meet": (*_SLOTS, *_MEETINGS, INT, DOUBLE, DOUBLE, FLAG, SMALL_INTS, *_BEFORE),
-    "unmeet": (*_SLOTS, *_MEETINGS, FLAG, *_BEFORE),
-    "add_up": (*_SLOTS, INT_TABLE, DOUBLE_TABLE, INT_TABLE, DOUBLE, SMALL_INTS),
 }
 
 
@@ -155,19 +152,6 @@ def meet(
             counts[row, slot] = (counts[row, slot] if found else np.float32(0)) + np.float32(1)
             recent[row, slot] = np.float32(math.log2(before + 1.0) + moment)
             at = after[at]  # noqa: PLW2901
-
-
-def unmeet(
-    ids: SmallInts, counts: Singles, recent: Singles, events: Ints, earlier: Ints, items: Ints, both_ways: bool,
-    slots: SmallInts, old_ids: SmallInts, old_counts: Singles, old_recent: Singles,
-) -> None:  # fmt: skip
-    """Take back what `meet` did: the last meeting first."""
-    ways = 2 if both_ways else 1
-    for at in range(ways * events.size - 1, -1, -1):
-        n = at // ways
-        row = items[events[n]] if at % ways == 1 else earlier[n]
-        slot = slots[at]
-        ids[row, slot], counts[row, slot], recent[row, slot] = old_ids[at], old_counts[at], old_recent[at]
 
 
 def add_up(

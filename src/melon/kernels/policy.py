@@ -12,9 +12,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import wraps
-from importlib.abc import InspectLoader
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from types import SimpleNamespace
 from typing import Any, overload
 
@@ -126,20 +123,9 @@ def _report(reason: str) -> None:
 def _as_python(name: str) -> Kernels:
     from melon.kernels.modules import MODULES
 
-    kernels = MODULES[name]
-    loader = _TextLoader(kernels.text(plain=True))
-    module = module_from_spec(ModuleSpec(f"melon_{name}", loader))
-    loader.exec_module(module)
-    entries = {each: _with_types(getattr(module, each), signature) for each, signature in kernels.signatures.items()}
-    return SimpleNamespace(**entries)
-
-
-class _TextLoader(InspectLoader):
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def get_source(self, fullname: str) -> str:
-        return self._text
+    functions = {each: function for module in MODULES[name].modules for each, function in vars(module).items()}
+    entries = MODULES[name].signatures.items()
+    return SimpleNamespace(**{each: _with_types(functions[each], signature) for each, signature in entries})
 
 
 def _with_types(function: Callable[..., Any], signature: tuple[Any, ...]) -> Callable[..., Any]:

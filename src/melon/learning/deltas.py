@@ -20,6 +20,7 @@ from melon.errors import CheckpointError
 from melon.learning.model import Edit, LiveModel, edit_past, forget_past
 from melon.learning.tensorfiles import pieces
 from melon.models.blend.recommender import Blend
+from melon.stream.pairs import distinct
 from melon.stream.saved import MOST, part_of, require, saved_array
 from melon.types import AnyArray, Ints, Scores
 
@@ -143,8 +144,7 @@ class Recorder:
 
     def __init__(self, model: LiveModel) -> None:
         self._model = model
-        for table in model.updater.recommender.tables.values():
-            table.record_changes()
+        self._changes = {name: table.watch() for name, table in model.updater.recommender.tables.items()}
         self._known = {side: len(getattr(model, side)) for side in _SIDES}
 
     def take(
@@ -154,7 +154,8 @@ class Recorder:
         model, updater = self._model, self._model.updater
         recommender, tables = updater.recommender, dict[str, ChangedRows]()
         for name, table in recommender.tables.items():
-            rows, view = table.changed(), table.view()
+            rows, view = distinct(self._changes[name].take()), table.view()
+            rows = rows[rows < table.rows]
             if len(rows):
                 tables[name] = ChangedRows(table.rows, rows, view.storage[rows], view.touched[rows])
         books: dict[str, tuple[int, IdBook]] = {}

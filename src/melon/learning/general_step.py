@@ -6,7 +6,6 @@ Rows are gathered into a compact copy, gradients computed on it, and the strateg
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor
 
 from melon.errors import LearningError
-from melon.learning.examples import Offered, RowStateTables
-from melon.learning.step import ComputedStep, NewRows, Write
+from melon.learning.step import ComputedStep, NewRows, Offered, RowStateTables, Write
 from melon.models.base import Recommender, SummedSteps
 from melon.models.evidence import Examples, RowGradient
 from melon.strategies.base import Proposal, Situation, Strategy, Surroundings
@@ -60,7 +58,7 @@ class GeneralStep:
         """A batch as the strategy meets it, on rows that exist."""
         return self._gatherer.situation(self._compact(offered), offered)
 
-    def propose(self, offered: Offered, last: Offered | None, batch: Batch, undo: ExitStack) -> ComputedStep:
+    def propose(self, offered: Offered, last: Offered | None, batch: Batch) -> ComputedStep:
         """The step for interactions whose negatives are given; learned strategies look ahead from `last` first."""
         strategy, compact = self._strategy, self._compact(offered)
         situation = self._gatherer.situation(compact, offered)
@@ -70,7 +68,7 @@ class GeneralStep:
         provisional: list[Write] = []
         if last is not None and len(last.users):
             assert isinstance(strategy, LearnedStrategy)
-            provisional, situation = self._meta_step(strategy, compact, situation, last, batch, undo)
+            provisional, situation = self._meta_step(strategy, compact, situation, last, batch)
         proposal = strategy.propose(situation)
         self._require_finite(proposal, batch)
         most_step = strategy.settings.most_step
@@ -83,13 +81,7 @@ class GeneralStep:
         return ComputedStep(float(losses.mean()), rows, proposal.memory)
 
     def _meta_step(
-        self,
-        strategy: LearnedStrategy,
-        compact: Compact,
-        situation: Situation,
-        last: Offered,
-        batch: Batch,
-        undo: ExitStack,
+        self, strategy: LearnedStrategy, compact: Compact, situation: Situation, last: Offered, batch: Batch
     ) -> tuple[list[Write], Situation]:
         """Steps 1 and 2: a provisional update from the last interactions, and φ by the loss of the batch after it.
 
@@ -117,9 +109,7 @@ class GeneralStep:
             (table, extended.rows(table)[situation.reached(name) :], ahead[name][situation.reached(name) :].numpy())
             for name, table in tables.items()
         ]
-        adapted = strategy.adapt(gradients, situation)
-        undo.callback(strategy.undo)
-        return provisional, adapted
+        return provisional, strategy.adapt(gradients, situation)
 
     def _writes(self, compact: Compact, proposal: Proposal) -> Iterator[Write]:
         for name, values in proposal.values.items():

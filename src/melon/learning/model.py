@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from melon.data.ids import Id, IdBook
 from melon.data.interactions import Interactions
 from melon.errors import CheckpointError, DataError, MelonError
+from melon.journal import note, undoable
 from melon.kernels import policy
 from melon.learning import checkpoint
 from melon.learning.checkpoint import PathLike, RecommenderFactory, StrategyFactory
@@ -184,11 +185,11 @@ class LiveModel:
             self.items.rows(item_ids)
         for start in range(0, len(times), batch_size):
             some = slice(start, start + batch_size)
-            with self._lock, uninterrupted(), contextlib.ExitStack() as undo:
+            with self._lock, uninterrupted(), undoable():
                 updater, last_time, moments = self.updater, self.last_time, times[some]
                 late = bool(moments[0] < last_time)  # times are in order
                 for book in (self.users, self.items):
-                    undo.callback(book.truncate, len(book))
+                    note(partial(book.truncate, len(book)))
                 users, items = self.users.rows(user_ids[some], add=True), self.items.rows(item_ids[some], add=True)
                 batch = Batch(
                     updater.history.events,
@@ -198,10 +199,8 @@ class LiveModel:
                     _keys_of_new(self.users, users, updater.recommender.rows_of("user")),
                     _keys_of_new(self.items, items, updater.recommender.rows_of("item")),
                 )
-                undo.callback(self.popular.undo_point(items))
                 self.popular.observe(items)
-                loss = updater.learn_undoable(batch, undo)
-                undo.pop_all()
+                loss = updater.learn(batch)
                 self.late += int(np.count_nonzero(moments < last_time)) if late else 0
                 self.last_time = int(batch.times[-1])
             yield loss

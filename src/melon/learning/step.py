@@ -1,25 +1,103 @@
-"""One step, computed and not yet written: by kernels where they serve, else by gradients in PyTorch."""
+"""One step: interactions with their negatives, and what they teach, computed and not yet written.
+
+Kernels compute it where they serve, else PyTorch does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from melon.errors import LearningError, StreamError, require_torch
-from melon.learning.examples import Offered, Offers, RowStateTables
 from melon.models.base import Recommender
 from melon.models.plain import PlainSteps
 from melon.strategies.base import Situation, Strategy
 from melon.stream.batch import Batch
-from melon.stream.history import History
+from melon.stream.candidates import Negatives
+from melon.stream.draws import Draws
+from melon.stream.history import NOBODY, History
 from melon.tables import Table
 from melon.types import AnyArray, Ints, Scores
 
 if TYPE_CHECKING:
     from melon.learning.general_step import GeneralStep
+
+RowStateTables = dict[str, dict[str, Table]]
+
+
+@dataclass(frozen=True)
+class Offered:
+    """Interactions with their negatives as stored rows: users n, items n × (1 + negatives), the item taken first."""
+
+    users: Ints
+    items: Ints
+    pool: int = 0  # how many items the negatives are drawn from
+
+
+@dataclass(frozen=True)
+class LastInteractions:
+    """The look-ahead batch: for each user its previous item, for each item its previous user.
+
+    See docs/methods.md 3.0.2.
+    """
+
+    users: Ints
+    items: Ints
+    events: Ints  # numbers for random draws, apart from those of the batch itself
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+class Offers:
+    """Draws negatives for the interactions of a batch, along one history; every draw belongs to its event."""
+
+    def __init__(self, recommender: Recommender, strategy: Strategy, history: History, seed: int) -> None:
+        self._recommender, self._strategy, self._history = recommender, strategy, history
+        self._negatives = Draws(seed, "training negatives")
+        self._last_negatives = Draws(seed, "negatives of last interactions")
+
+    def of(self, batch: Batch) -> Offered | None:
+        """The batch with its negatives; None while there is but one item.
+
+        Negatives are drawn from all items that there are with this batch.
+        """
+        pool = max(self._history.of_items.rows, batch.rows[1])
+        if pool < 2:
+            return None
+        negatives = Negatives(pool, self._history.seen, self._negatives)
+        lines = negatives.lines(batch.users, batch.items, batch.events, self._recommender.settings.negatives)
+        return Offered(batch.users, lines, pool)
+
+    def last(self, batch: Batch) -> Offered | None:
+        """The last interactions of the batch's users and items, for a strategy that looks ahead from there."""
+        if not self._strategy.looks_ahead:
+            return None
+        cold = getattr(self._strategy.settings, "cold", "drop")
+        last = last_interactions(batch.users, batch.items, batch.events, self._history, cold)
+        if not len(last):
+            return None
+        pool = max(self._history.of_items.rows, batch.rows[1])
+        negatives = Negatives(pool, self._history.seen, self._last_negatives)
+        count = self._recommender.settings.negatives
+        return Offered(last.users, negatives.lines(last.users, last.items, last.events, count))
+
+
+def last_interactions(users: Ints, items: Ints, events: Ints, history: History, cold: str) -> LastInteractions:
+    """The last interactions before a batch. A user or item without one is dropped, or stands for itself (`current`)."""
+    last_items, last_users = history.of_users.last(users), history.of_items.last(items)
+    if cold == "current":
+        last_items = np.where(last_items == NOBODY, items, last_items)
+        last_users = np.where(last_users == NOBODY, users, last_users)
+    all_users, all_items = np.concatenate([users, last_users]), np.concatenate([last_items, items])
+    numbers = np.concatenate([2 * events, 2 * events + 1])
+    met = (all_users != NOBODY) & (all_items != NOBODY)
+    return LastInteractions(all_users[met], all_items[met], numbers[met])
+
 
 #: A table, distinct rows of it, and their new values.
 Write = tuple[Table, Ints, Scores]
@@ -32,11 +110,9 @@ class NewRows:
     writes: list[Write]
     moved: float = 0.0
 
-    def write(self, undo: ExitStack | None = None) -> None:
-        """Put them into the tables; closing `undo` puts back what was there before."""
+    def write(self) -> None:
+        """Put them into the tables."""
         for table, rows, values in self.writes:
-            if undo is not None:
-                undo.callback(table.undo_point(rows))
             table.scatter(rows, values)
 
 
@@ -70,11 +146,11 @@ class StepMaker:
 
         return GeneralStep(self._recommender, self._strategy, self._history, self._row_state, self.broken)
 
-    def of(self, batch: Batch, undo: ExitStack) -> ComputedStep | None:
+    def of(self, batch: Batch) -> ComputedStep | None:
         """The step for a batch: its negatives are drawn, and the strategy proposes; no row is written.
 
-        `undo` is given a function that takes back what a learned strategy learned on the way. None while there is
-        but one item, with nothing to compare it to, and where the recommender has nothing that a strategy updates.
+        None while there is but one item, with nothing to compare it to, and where the recommender has nothing that a
+        strategy updates.
         """
         if not self._recommender.specs:
             return None
@@ -84,11 +160,11 @@ class StepMaker:
         plain = self._plain(offered, batch) if offered.pool <= self._recommender.rows_of("item") else None
         if plain is not None:
             return plain
-        return self.propose(offered, self._offers.last(batch), batch, undo)
+        return self.propose(offered, self._offers.last(batch), batch)
 
-    def propose(self, offered: Offered, last: Offered | None, batch: Batch, undo: ExitStack) -> ComputedStep:
+    def propose(self, offered: Offered, last: Offered | None, batch: Batch) -> ComputedStep:
         """The step for interactions whose negatives are given; learned strategies look ahead from `last` first."""
-        return self._general.propose(offered, last, batch, undo)
+        return self._general.propose(offered, last, batch)
 
     def _plain(self, offered: Offered, batch: Batch) -> ComputedStep | None:
         """The step by kernels, where the recommender has them and the strategy has a rate for each gradient."""

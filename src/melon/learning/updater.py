@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 
 from melon.errors import CheckpointError, SettingsError
+from melon.journal import keep, undoable
 from melon.kernels import policy
-from melon.learning.examples import Offered, RowStateTables
 from melon.learning.heads import HEAD, HeadTeacher
-from melon.learning.step import ComputedStep, NewRows, StepMaker
+from melon.learning.step import ComputedStep, NewRows, Offered, RowStateTables, StepMaker
 from melon.models.base import Context, Recommender
 from melon.models.blend.head import HeadExamples, HeadStep
 from melon.models.catalogue import Catalogue
@@ -57,7 +57,6 @@ class Updater:
         self._steps = StepMaker(recommender, strategy, self.history, self.row_state, seed)
         self._teacher = HeadTeacher(recommender, self.history, seed)
         self._state = [table for tables in self.row_state.values() for table in tables.values()]
-        self._observes = type(recommender).observe is not Recommender.observe
         self._last: ComputedStep | None = None
         self._followed: Mapping[str, float] | None = None
         self._kept: tuple[tuple[object, ...], Catalogue] | None = None
@@ -108,14 +107,11 @@ class Updater:
     @contextmanager
     def visited(self, items: Ints) -> Iterator[int]:
         """Score as if a newcomer had taken items, the newest last, while it lasts; yields the newcomer's row."""
-        row, kept = self.history.of_users.rows, self._kept
-        undo = self.history.undo_point(np.full(len(items), row), items)
-        try:
+        row = self.history.of_users.rows
+        with undoable(always=True):
+            keep(self, "_kept")
             self.history.append(np.full(len(items), row), items)
             yield row
-        finally:
-            undo()
-            self._kept = kept
 
     def similarities(self, items: Ints, time: int) -> Scores:
         """How similar each item of the catalogue is to each of the given ones."""
@@ -135,38 +131,25 @@ class Updater:
         """Learn one batch and append it to the history; returns its mean loss before the step.
 
         Everything is computed and checked before the first row is written: a step that cannot be made leaves nothing.
+        Whatever fails later leaves nothing where the caller has opened a journal (`melon.journal.undoable`).
         `teach_head` says whether the head of a recommender that has one makes its step too.
         """
-        with ExitStack() as undo:
-            loss = self.learn_undoable(batch, undo, teach_head=teach_head, record=False)
-            undo.pop_all()
-        return loss
-
-    def learn_undoable(self, batch: Batch, undo: ExitStack, *, teach_head: bool = True, record: bool = True) -> float:
-        """The same; with `record`, everything that is overwritten is copied: closing `undo` takes the whole batch back.
-
-        Without it, closing `undo` is for a step that could not be computed.
-        """
-        users, items, history, written = batch.users, batch.items, self.history, undo if record else None
+        users, items, history = batch.users, batch.items, self.history
         if not len(users):
             return 0.0
-        self._tick(int(batch.times[0]), written)
-        # The head learns from the model as it was when the batch was predicted, so its step is computed first.
-        head = self._head_step(batch) if teach_head and self._teacher.steps else None
-        self.make_rows(batch, undo)
-        step = self._steps.of(batch, undo)
+        with undoable():
+            self._tick(int(batch.times[0]))
+            # The head learns from the model as it was when the batch was predicted, so its step is computed first.
+            head = self._head_step(batch) if teach_head and self._teacher.steps else None
+            self.make_rows(batch)
+            step = self._steps.of(batch)
         if step is not None:
-            step.rows.write(written)
+            step.rows.write()
         if head is not None:
-            self._head_rows(head.values).write(written)
-        if self._observes:
-            undo_observing = self.recommender.undo_point(users, items, history) if record else None
-            if undo_observing is not None:
-                undo.callback(undo_observing)
-            self.recommender.observe(users, items, batch.times, history)
-        if record:
-            undo.callback(history.undo_point(users, items))
+            self._head_rows(head.values).write()
+        self.recommender.follow(users, items, batch.times, history)
         history.append(users, items)
+        # What is kept last cannot fail.
         if step is not None:
             self.strategy.keep(step.memory)
             self._last = step
@@ -179,31 +162,25 @@ class Updater:
 
         Negatives come from all items of the history, so their rows must exist (`fitting.pretrained.untrained`).
         """
-        with ExitStack() as undo:
+        with undoable():
             self._tick(int(batch.times[0]))
-            self.make_rows(batch, undo)
-            step = self._steps.of(batch, undo)
-            undo.pop_all()
-        return self._finish(step)
+            self.make_rows(batch)
+            step = self._steps.of(batch)
+        return self._write(step)
 
     def step(self, offered: Offered, last: Offered | None, batch: Batch) -> float:
         """Learn interactions whose negatives are given, on rows that exist; the history stays as it is."""
-        with ExitStack() as undo:
-            step = self._steps.propose(offered, last, batch, undo)
-            undo.pop_all()
-        return self._finish(step)
+        with undoable():
+            step = self._steps.propose(offered, last, batch)
+        return self._write(step)
 
-    def make_rows(self, batch: Batch, undo: ExitStack | None = None) -> None:
+    def make_rows(self, batch: Batch) -> None:
         """Make the rows of the batch's newcomers; rows that exist are left alone."""
         recommender = self.recommender
         sizes: dict[str, int] = {"user": recommender.rows_of("user"), "item": recommender.rows_of("item")}
         known = batch.rows[0] <= sizes["user"] and batch.rows[1] <= sizes["item"]
         if known and all(table.rows == sizes.get(table.spec.role, table.rows) for table in self._state):
             return
-        if undo is not None:
-            for table in (*recommender.tables.values(), *self._state):
-                if table.spec.role != "shared":
-                    undo.callback(table.truncate, table.rows)
         users, user_keys = _new_rows(batch.users, batch.user_keys, sizes["user"])
         items, item_keys = _new_rows(batch.items, batch.item_keys, sizes["item"])
         recommender.grow(users, user_keys, items, item_keys)
@@ -276,11 +253,10 @@ class Updater:
 
     # The parts of a step.
 
-    def _tick(self, time: int, undo: ExitStack | None = None) -> None:
+    def _tick(self, time: int) -> None:
         """Move the clock of learning to a time of the stream, and half-lives to where the strategy has them by now."""
         clock, tables = self.recommender.clock, self.recommender.tables
-        if undo is not None:
-            undo.callback(setattr, clock, "now", clock.now)
+        keep(clock, "now")
         clock.now = self.history.events if self.decay_clock == "interactions" else time
         for name, half_life in self.strategy.half_lives(self._specs).items():
             tables[name].half_life = half_life
@@ -297,7 +273,7 @@ class Updater:
         tables = ((self.recommender.tables[name], new) for name, new in values.items())
         return NewRows([(table, np.arange(table.rows), new) for table, new in tables])
 
-    def _finish(self, step: ComputedStep | None) -> float:
+    def _write(self, step: ComputedStep | None) -> float:
         if step is None:
             return 0.0
         step.rows.write()

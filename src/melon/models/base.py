@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,12 +13,13 @@ import numpy.typing as npt
 from pydantic import Field
 
 from melon.errors import SettingsError
+from melon.journal import note, recording
 from melon.models.catalogue import Catalogue
 from melon.models.losses import Loss, make_loss
 from melon.models.plain import PlainSteps
 from melon.settings import Settings
 from melon.stream.history import History
-from melon.tables import Clock, Moment, Table, TableSpec, TableView, Undo
+from melon.tables import Clock, Moment, Table, TableSpec, TableView
 from melon.types import Floats, Ints, Scores
 
 if TYPE_CHECKING:
@@ -200,17 +201,19 @@ class Recommender(ABC):
     def restore_streaming_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Become what `streaming_state` described."""
 
-    def undo_point(self, users: Ints, items: Ints, past: History) -> Undo | None:
-        """A function that takes back the next `observe` of these interactions; None where there is nothing to undo.
-
-        By default it holds a copy of the whole streaming state. Override it where that is large.
-        """
-        if type(self).observe is Recommender.observe:
-            return None
-        state = self.streaming_state()
-        return lambda: self.restore_streaming_state(state)
+    #: Whether `observe` notes in the open journal (`melon.journal`) what it overwrites. Else the whole streaming state
+    #: is copied before each batch.
+    keeps_journal: ClassVar[bool] = False
 
     # Provided.
+
+    def follow(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
+        """`observe` what has been learned, so that an open journal can take it back."""
+        if type(self).observe is Recommender.observe:
+            return
+        if recording() and not self.keeps_journal:
+            note(partial(self.restore_streaming_state, self.streaming_state()))
+        self.observe(users, items, times, past)
 
     def views(self, context: Context | None = None) -> dict[str, TableView]:
         """Every table at the moment of scoring."""

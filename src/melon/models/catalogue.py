@@ -1,11 +1,14 @@
-"""Lists of the best items: what may be listed, the best of scores, and the scorer of all items at one version."""
+"""Lists of the best items: what may be listed, the best of scores, the scorer of all items at one version.
+
+And the pre-filter of two-stage lists: 8-bit quantised rows of items that follow the rows as these change.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +16,10 @@ import numpy.typing as npt
 from melon.data.interactions import Taken
 from melon.errors import DataError, LearningError
 from melon.kernels import policy
+from melon.kernels.quantised import BLOCK, TOGETHER
 from melon.stream.pairs import SeenPairs, Storage
-from melon.types import Flags, Ints, Scores, Singles
+from melon.tables import Changes, Moment, Table, reference
+from melon.types import Flags, Ints, Scores, Singles, TinyInts
 
 #: Item rows and their scores, best first.
 Best = tuple[Ints, Scores]
@@ -123,3 +128,52 @@ def filled(
 def not_finite() -> LearningError:
     """The error for scores among which there is no best one."""
     return LearningError("a score is not finite, so there is no best item; learn again with a smaller step (lr).")
+
+
+class QuantisedRows:
+    """The vectors and biases of items, vectors in 8 bits, at a reference moment of the decay clock; a copy begins anew.
+
+    What is stored of a row depends on that row alone, and not on when it was stored.
+    """
+
+    def __init__(self) -> None:
+        self._watched: list[tuple[Table, Changes]] = []
+        self._rule: tuple[object, ...] = ()
+        self._codes: TinyInts = np.empty((0, 0, BLOCK), dtype=np.int8)
+        self._scales: Singles = np.empty(0, dtype=np.float32)
+        self._bias: Singles = np.empty(0, dtype=np.float32)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> QuantisedRows:
+        return QuantisedRows()
+
+    def follow(
+        self, kernels: policy.Kernels, tables: Mapping[str, Table], n_items: int, at: Moment | None, now: int
+    ) -> Near:
+        """Bring the rows up to date, and return what finds about the best of items 0 … n_items-1, in no order.
+
+        It is right until the rows are written again.
+        """
+        sides = [tables["item_factors"], tables["item_bias"]]
+        arrays, count = [table.arrays(at) for table in sides], min(table.rows for table in sides)
+        moments = [reference(now, half_life) for *_, half_life in arrays]
+        rule = *((moment, half_life) for (moment, _), (*_, half_life) in zip(moments, arrays, strict=True)), *sides
+        if rule != self._rule or count > len(self._scales):
+            self._rule, self._watched = rule, [(table, table.watch()) for table in sides]
+            blocks, dim = -(-2 * count // BLOCK), sides[0].spec.dim
+            self._codes = np.zeros((blocks, -(-dim // TOGETHER) * TOGETHER, BLOCK), dtype=np.int8)
+            self._scales, self._bias = np.zeros((2, blocks * BLOCK), dtype=np.float32)
+            changed = np.arange(count)
+        else:
+            changed = np.concatenate([changes.take() for _, changes in self._watched])
+            changed = changed[changed < count]
+        stored = (part for each, (moment, _) in zip(arrays, moments, strict=True) for part in (*each, moment))
+        kernels.quantise(changed, *stored, self._codes, self._scales, self._bias)
+        size = min(count, n_items)
+        of_items = self._codes, self._scales[:size], self._bias[:size], *(factor for _, factor in moments)
+        users = tables["user_factors"]
+        scan = partial(kernels.quantised_scan, *users.arrays(at), users.rows, now, *of_items)
+
+        def near(users: Ints, many: int, within: Within) -> list[Ints]:
+            return [rows for rows, _ in filled(scan, size, np.float32, users, many, within)]
+
+        return near

@@ -13,9 +13,8 @@ from melon.errors import LearningError, require_torch
 from melon.kernels import policy
 from melon.kernels.factor import StoredRows
 from melon.models.base import Context, Recommender, RecommenderSettings, SummedSteps
-from melon.models.catalogue import CANDIDATES, Best, Catalogue, Near, Within, best
+from melon.models.catalogue import CANDIDATES, Best, Catalogue, Near, QuantisedRows, Within, best
 from melon.models.losses import BPRLoss
-from melon.models.quantised import QuantisedRows
 from melon.settings import Width
 from melon.tables import Moment, Table
 from melon.types import Ints, Scores, Singles, SmallInts

@@ -13,7 +13,7 @@ from melon.models.base import Context, Recommender, RecommenderSettings
 from melon.models.streaming.ials import ImplicitALS
 from melon.settings import Width
 from melon.stream.history import History
-from melon.tables import TableSpec, Undo
+from melon.tables import TableSpec
 from melon.types import Ints, Scores
 
 
@@ -31,6 +31,7 @@ class IALS(Recommender):
 
     name = "ials"
     kernels = ("ials",)
+    keeps_journal = True
     settings_type: ClassVar[type[RecommenderSettings]] = IALSSettings
     settings: IALSSettings
 
@@ -63,9 +64,6 @@ class IALS(Recommender):
 
     def forget_user(self, user: int) -> None:
         self.solved.forget_user(user)
-
-    def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
-        return self.solved.undo_point(users, items)
 
     def streaming_state(self) -> dict[str, npt.NDArray[Any]]:
         return dict(self.solved.state())

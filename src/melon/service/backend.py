@@ -70,9 +70,9 @@ class Arm:
 class Backend:
     """One API process without its HTTP: made once, started by the application, stopped by it."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, tenant: str = "") -> None:
         self.settings = settings
-        self.metrics = ServiceMetrics()
+        self.metrics = ServiceMetrics(tenant)
         self.started = time.time()
         self._hooks = Webhooks(settings)
         self.log = EventLog(place_of(settings), settings)

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
@@ -48,6 +49,9 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 
 
+#: What the tenants of a service have in common, because they share one port.
+OF_SERVICE = ("host", "port", "tls_cert", "tls_key", "connections", "header_s", "body_rate", "stop_s")
+_TENANT = re.compile(r"[a-z][a-z0-9_]{0,31}")
 #: Names that a comparison has already, and the form of others.
 FORMER = "former"
 COMPARED = ("served", "popular", "frozen", "own", FORMER)
@@ -200,10 +204,16 @@ class ServeSettings(Settings, BaseSettings):
         """What is done with each event type."""
         return {name: use for use in USES for name in getattr(self, use)}
 
-    def toml(self) -> str:
-        """The settings as a file that `read_settings` reads back; an address that may hold a password is left out."""
+    def toml(self, common: ServeSettings | None = None) -> str:
+        """The settings as a file that `read_settings` reads back; an address that may hold a password is left out.
+
+        With `common`, what differs from those settings of all tenants.
+        """
         lines = []
+        known = {} if common is None else common.plain()
         for name, value in self.plain().items():
+            if name in known and known[name] == value:
+                continue
             about = str(type(self).model_fields[name].description)
             lines += [
                 f"# {about}",
@@ -216,12 +226,61 @@ class ServeSettings(Settings, BaseSettings):
 
 def read_settings(file: Path | None, flags: Mapping[str, Any]) -> ServeSettings:
     """Settings from a file, overridden by the environment, overridden by flags (those that are not None)."""
+    values, tenants = _given(file, flags)
+    if tenants:
+        raise SettingsError(
+            f"{file} has tenants ({', '.join(tenants)}); only melon serve takes them. Name one tenant's folder with "
+            "--data, or its database with --log."
+        )
+    return ServeSettings.parse(values, "melon serve")
+
+
+def read_service(file: Path | None, flags: Mapping[str, Any]) -> tuple[ServeSettings, dict[str, ServeSettings]]:
+    """The same for a service that may have tenants: sections `[tenants.NAME]`, each with settings of its own.
+
+    What is said outside of the sections holds for each tenant that says nothing else. Each has a folder of its own in
+    the service's folder; where the service has a database, each has a schema of its own in it.
+    """
+    values, sections = _given(file, flags)
+    service = ServeSettings.parse(values, "melon serve")
+    if sections and service.keys is not None:
+        raise SettingsError("keys: each tenant has its own; name a file in its section, or none at all.")
+    tenants: dict[str, ServeSettings] = {}
+    for name, section in sections.items():
+        if not _TENANT.fullmatch(name) or not isinstance(section, dict):
+            raise SettingsError(f"[tenants.{name}] in {file}: a tenant's name has small letters, digits and _.")
+        for shared in OF_SERVICE:
+            if shared in section:
+                raise SettingsError(f"[tenants.{name}] in {file}: {shared} is of the whole service; set it above.")
+        own: dict[str, Any] = {"data": service.folder / name}
+        if service.log is not None:
+            own["log"] = _schema_of_its_own(service.log.get_secret_value(), name)
+        tenants[name] = ServeSettings.parse({**values, **own, **section}, f"tenant {name}")
+    for what in ("folder", "log"):
+        places: dict[Any, str] = {}
+        for name, tenant in tenants.items():
+            place = getattr(tenant, what)
+            if place is not None and places.setdefault(place, name) != name:
+                raise SettingsError(f"tenants {places[place]} and {name} have the same {what}; give each its own.")
+    return service, tenants
+
+
+def _schema_of_its_own(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    query["schema"] = f"{query.get('schema', 'melon')}_{name}"
+    return urlunsplit(parts._replace(query=urlencode(query)))
+
+
+def _given(file: Path | None, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values from file, environment and flags, and the file's sections of tenants."""
     values = {} if file is None else _from_file(file)
+    tenants = values.pop("tenants", {})
     for name in os.environ:
         _check_variable(name)
     values |= EnvSettingsSource(ServeSettings)()
     values |= {name: value for name, value in flags.items() if value is not None}
-    return ServeSettings.parse(values, "melon serve")
+    return values, tenants
 
 
 def _from_file(file: Path) -> dict[str, Any]:
@@ -232,7 +291,7 @@ def _from_file(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise SettingsError(f"the settings file {file} is no valid TOML: {problem}.") from None
     for name in values:
-        if name not in ServeSettings.model_fields:
+        if name not in ServeSettings.model_fields and name != "tenants":
             raise unknown_name(f"setting in {file}", name, ServeSettings.model_fields)
     return values
 

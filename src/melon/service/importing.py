@@ -1,12 +1,15 @@
-"""Events from files into a log: lines of JSON, CSV, Parquet, and what Gorse exports.
+"""Events into a log: from lines of JSON, CSV, Parquet and what Gorse exports, or from a query of a database.
 
-An event without an id gets the place where it stands in its source, `NAME/ROW`, so that a repeated import adds nothing.
+An event of a file without an id gets the place where it stands in it, `NAME/ROW`, so that a repeated import adds
+nothing. Rows of a query have no fixed places, so each needs an id of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +18,14 @@ from typing import Any
 import polars as pl
 
 from melon.data.raw.formats import USUAL_NAMES, first_line, plain_name
-from melon.errors import DataError
+from melon.errors import DataError, SettingsError
 from melon.service.config import MOST_ID_BYTES, Use
 from melon.service.gorse import feedback_id, item_profile, moment_of, text_of, user_profile
 from melon.service.ids import checked_text
 from melon.service.log.base import Event, LogId
 from melon.service.log.events import EventLog
 from melon.service.log.exchange import read_fields
+from melon.service.log.files import masked
 
 TABLES = (".csv", ".tsv", ".parquet")
 #: Later seconds than this (the year 2286) are a finer unit.
@@ -44,6 +48,8 @@ class Reading:
     columns: Mapping[str, str] = field(default_factory=dict)
     default_type: str = "view"
     unit: str = "s"
+    #: What a database is asked.
+    query: str | None = None
     #: The kind that the log's users and items have already.
     kinds: Mapping[str, type | None] = field(default_factory=dict)
 
@@ -56,8 +62,11 @@ class Reading:
         return self.uses[kind]
 
 
-def events_of(source: Path, reading: Reading) -> Iterator[Event]:
-    """The events of a file, in its order; the first one that is none is a `DataError` that names its place."""
+def events_of(source: Path | str, reading: Reading) -> Iterator[Event]:
+    """The events of a file or query, in its order; the first one that is none is a `DataError` that names its place."""
+    if isinstance(source, str):
+        yield from _from_query(source, reading)
+        return
     try:
         if source.suffix in TABLES:
             yield from _from_table(source, reading)
@@ -101,13 +110,67 @@ def _from_table(source: Path, reading: Reading) -> Iterator[Event]:
         frame = pl.scan_parquet(source)
     else:
         frame = pl.scan_csv(source, separator="\t" if source.suffix == ".tsv" else ",", infer_schema=False)
-    available = frame.collect_schema().names()
-    named = {role: _column(available, role, reading.columns.get(role), str(source)) for role in _USUAL}
-    wanted = {role: pl.col(name) for role, name in named.items() if name is not None}
+    wanted = _columns(frame.collect_schema().names(), reading, str(source))
+    parts = frame.select(**wanted).collect_batches(chunk_size=_AT_ONCE, maintain_order=True)
+    yield from _from_parts(parts, reading, str(source))
+
+
+def _from_parts(parts: Iterable[pl.DataFrame], reading: Reading, place: str) -> Iterator[Event]:
     row = 0
-    for part in frame.select(**wanted).collect_batches(chunk_size=_AT_ONCE, maintain_order=True):
-        yield from _rows(part, reading, row, str(source))
+    for part in parts:
+        yield from _rows(part, reading, row, place)
         row += part.height
+
+
+def _from_query(address: str, reading: Reading) -> Iterator[Event]:
+    kind, _, path = address.partition("://")
+    if kind not in ("postgresql", "postgres", "sqlite"):
+        raise SettingsError(
+            f"{kind}:// is no source; give a file, postgresql://USER@HOST/DATABASE or sqlite:///FILE. Have other "
+            "databases write a .parquet or .csv file."
+        )
+    if not reading.query:
+        raise SettingsError('what is the database asked? Give --query "SELECT … AS user, … AS item, … AS event_id".')
+    if kind == "sqlite":
+        path = path.removeprefix("/")
+        place, read = f"the query of {path}", _from_sqlite(path, reading.query)
+    else:
+        from melon.service.log.postgres import answered
+
+        place, read = f"the query of {masked(address)}", answered(address, reading.query, _AT_ONCE)
+    try:
+        names = next(read)
+        wanted = _columns(names, reading, place)
+        if "event_id" not in wanted:
+            raise DataError(
+                f"{place} has no column with ids of events; columns there: {', '.join(names)}. Rows of a query have no "
+                "fixed order, so only an id shows what was imported before: name one with --column event_id=NAME."
+            )
+        frames = (pl.DataFrame(rows, names, orient="row", infer_schema_length=None) for rows in read)
+        yield from _from_parts((frame.select(**wanted) for frame in frames), reading, place)
+    except (sqlite3.Error, pl.exceptions.PolarsError) as problem:
+        raise DataError(f"{place} cannot be read: {first_line(problem)}.") from None
+
+
+def _from_sqlite(path: str, query: str) -> Iterator[Any]:
+    """The names of the columns, then rows; the file is opened to be read only."""
+    if not Path(path).is_file():
+        raise DataError(
+            f"there is no {path}; a relative path is sqlite:///FILE, an absolute one sqlite:////FOLDER/FILE."
+        )
+    name = f"{Path(path).resolve().as_uri()}?mode=ro"
+    # A reading that is given up is closed by whichever thread collects it.
+    with contextlib.closing(sqlite3.connect(name, uri=True, check_same_thread=False)) as connection:
+        cursor = connection.execute(query)
+        yield [column[0] for column in cursor.description or ()]
+        while rows := cursor.fetchmany(_AT_ONCE):
+            yield rows
+
+
+def _columns(available: list[str], reading: Reading, place: str) -> dict[str, pl.Expr]:
+    """The column of each role that there is."""
+    named = {role: _column(available, role, reading.columns.get(role), place) for role in _USUAL}
+    return {role: pl.col(name) for role, name in named.items() if name is not None}
 
 
 def _column(available: list[str], role: str, wanted: str | None, place: str) -> str | None:
@@ -138,6 +201,8 @@ def _rows(part: pl.DataFrame, reading: Reading, first: int, place: str) -> Itera
     places: Iterable[str] = (f"{reading.name}/{number}" for number in range(first + 1, first + part.height + 1))
     if "event_id" in part.columns:
         given = part["event_id"].cast(pl.String).to_list()
+        if reading.query and not all(given):
+            raise DataError(f"{place}: row {first + given.index(None) + 1} has no event_id.")
         places = [checked_text(one, "event_id") if one else other for one, other in zip(given, places, strict=True)]
     for user, item, time, kind, name in zip(users, items, times, types, places, strict=False):
         yield Event(user, item, time, kind, name, uses[kind])

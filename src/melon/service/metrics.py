@@ -42,8 +42,8 @@ FRESHNESS_BOUNDS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0, 15.0, 6
 class ServiceMetrics:
     """The metrics of one process, in a registry of their own."""
 
-    def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
+    def __init__(self, tenant: str = "") -> None:
+        registry = self.registry = _LabelledRegistry(tenant)
         self.events = Counter("melon_events", "Events posted, by what became of them.", ["outcome"], registry=registry)
         self.lag = Gauge("melon_lag_events", "Offsets that are synced and not yet in this model.", registry=registry)
         self.freshness = Histogram(
@@ -84,6 +84,20 @@ class ServiceMetrics:
         """All metrics in Prometheus' text format, with values that were just read."""
         self.watched.families = families
         return generate_latest(self.registry)
+
+
+class _LabelledRegistry(CollectorRegistry):
+    """Metrics with the name of the tenant whose they are, if there are tenants."""
+
+    def __init__(self, tenant: str) -> None:
+        super().__init__()
+        self._tenant = tenant
+
+    def collect(self) -> Iterator[Metric]:
+        for family in super().collect():
+            if self._tenant:
+                family.samples = [one._replace(labels={**one.labels, "tenant": self._tenant}) for one in family.samples]
+            yield family
 
 
 def counted(counter: Counter) -> float:

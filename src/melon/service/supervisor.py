@@ -1,4 +1,7 @@
-"""The supervisor: starts one learner and one API process, restarts either, and stops both in order."""
+"""The supervisor: starts an API process and a learner, restarts either, and stops both in order.
+
+A service with tenants has one API process and a learner for each tenant.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,33 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from melon.errors import CheckpointError, HeldError, MelonError, SettingsError, StorageError
 from melon.kernels import policy
-from melon.service.config import FORMER, LOOPBACK, PREFIX, ServeSettings
+from melon.service.config import FORMER, LOOPBACK, ServeSettings
 from melon.service.keys import keys_of, local_token
 from melon.service.learner.challenger import FOLDER, home
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.files import EVENTS, Held, place_of
 from melon.service.process import die_with, log_as_json
 
-#: Which process: the learner, the API process, or `challenger:NAME`.
+#: Which process: the API process, `learner` or `challenger:NAME`; that of a tenant has `TENANT/` before it.
 ProcessRole = str
+SettingsByTenant = Mapping[str, ServeSettings]
 #: How a child ends that cannot start for a reason a person has to remove.
 CANNOT_START = 78
 _CHALLENGER = "challenger:"
-_LOG_VARIABLE = f"{PREFIX}LOG"
+#: The settings of a child, in its environment: the address of a database may hold a password, and others can see a
+#: command line.
+_SETTINGS = "MELON_CHILD"
 _FIRST_PAUSE, _MOST_PAUSE, _LONG_RUN, _MOST_FAILURES = 0.1, 5.0, 30.0, 5
 #: A learner may be busy for longer than a process that answers: it loads models, copies them and replays.
 _LEARNER_PATIENCE = 10
-#: Seconds that a process has for its first sign of life.
-_START_S = 300.0
+#: Seconds that a process has for its first sign of life, and between two tries to start a tenant's learner that fails.
+_START_S, _AGAIN_S = 300.0, 30.0
 
 
 def check_model(settings: ServeSettings) -> None:
@@ -112,19 +119,31 @@ def url_of(settings: ServeSettings, listening: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def greeting(url: str, settings: ServeSettings) -> str:
+def greeting(url: str, settings: ServeSettings, tenant: str = "") -> str:
     """Where the service and its console are; without keys, the address that lets this user administrate."""
     key = "" if keys_of(settings).required else f"#key={local_token(settings.folder)}"
-    return f"serving on {url}; the console is at {url}/{key}; the log is in {settings.folder}; stop with Ctrl-C"
+    whose, url = (f"serving {tenant}", f"{url}/t/{tenant}") if tenant else ("serving", url)
+    return f"{whose} on {url}; the console is at {url}/{key}; the log is in {settings.folder}; stop with Ctrl-C"
 
 
 class Supervisor:
-    """Two children and a stop. Signals end it: first the API process, then the learner."""
+    """Children and a stop. Signals end it: first the API process, then the learners."""
 
-    def __init__(self, settings: ServeSettings, listening: socket.socket, later: Collection[str] = ()) -> None:
-        """`later` names challengers that `add_challenger` starts."""
-        self._settings, self._listening = settings, listening
-        self._challengers = [f"{_CHALLENGER}{name}" for name in settings.challenger_models() if name not in later]
+    def __init__(
+        self, settings: ServeSettings, listening: socket.socket | None, later: Collection[str] = (),
+        tenants: SettingsByTenant | None = None, roles: Collection[str] = ("learner", "api"),
+    ) -> None:  # fmt: skip
+        """`later` names challengers that `add_challenger` starts; `roles` says what runs on this machine."""
+        self._settings, self._listening, self._roles = settings, listening, roles
+        self._tenants = dict(tenants or {})
+        #: Whose learners there are: of the tenants, or of the service itself.
+        self._services: SettingsByTenant = self._tenants or {"": settings}
+        self._challengers = {
+            _role_of(tenant, f"{_CHALLENGER}{name}")
+            for tenant, one in self._services.items()
+            for name in one.challenger_models()
+            if name not in later
+        }
         self._watches: dict[ProcessRole, threading.Thread] = {}
         self._stop = threading.Event()
         self._children: dict[ProcessRole, subprocess.Popen[bytes]] = {}
@@ -134,21 +153,30 @@ class Supervisor:
         """Serve until SIGTERM or SIGINT, or until a child cannot be started."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
-        self._settings.shares()  # a split that cannot be is refused here
-        for role in ("learner", "api", *self._challengers):
+        for one in self._services.values():
+            one.shares()  # a split that cannot be is refused here
+        learners = [_role_of(tenant, "learner") for tenant in self._services]
+        for role in [
+            *(learners if "learner" in self._roles else ()),
+            *(("api",) if "api" in self._roles else ()),
+            *(self._challengers if "learner" in self._roles else ()),
+        ]:
             self._begin(role)
         try:
-            started(url_of(self._settings, self._listening))
+            if self._listening is not None:
+                started(url_of(self._settings, self._listening))
             while not self._stop.wait(0.5):
-                former = f"{_CHALLENGER}{FORMER}"
-                if Checkpoints(home(self._settings.folder, FORMER)).numbers():
-                    self._begin(former)  # the model that a promotion has replaced
+                for tenant, one in self._services.items():
+                    if "learner" in self._roles and Checkpoints(home(one.folder, FORMER)).numbers():
+                        # the model that a promotion has replaced
+                        self._begin(_role_of(tenant, f"{_CHALLENGER}{FORMER}"))
         finally:
             self._stop.set()
             self._end("api", self._settings.stop_s + 5)
-            for role in [role for role in self._children if role.startswith(_CHALLENGER)]:
+            for role in [role for role in self._children if _CHALLENGER in role]:
                 self._end(role, self._settings.stop_s)
-            self._end("learner", self._settings.stop_s + 60)
+            for role in learners:
+                self._end(role, self._settings.stop_s + 60)
             for watch in self._watches.values():
                 watch.join()
         if self.problem is not None:
@@ -183,15 +211,19 @@ class Supervisor:
             long_run = time.monotonic() - began > _LONG_RUN
             # A process that was killed is started again for ever; one that fails by itself right away, a few times.
             failures = failures + 1 if code > 0 and not long_run else 0
-            if role.startswith(_CHALLENGER) and (
+            if _CHALLENGER in role and (
                 failures > _MOST_FAILURES or (code == CANNOT_START and role not in self._challengers)
             ):
                 sys.stderr.write(f"melon: the {role} fails; the service goes on without it\n")
                 return
             if (code == CANNOT_START and first) or failures > _MOST_FAILURES:
-                self.problem = f"the {role} could not be started; its message is above."
-                self._stop.set()
-                return
+                if "/" not in role:
+                    self.problem = f"the {role} could not be started; its message is above."
+                    self._stop.set()
+                    return
+                sys.stderr.write(f"melon: {role} fails; it is tried again, and other tenants go on\n")
+                self._stop.wait(_AGAIN_S)
+                continue
             first = False
             pause = _FIRST_PAUSE if long_run else min(2 * pause, _MOST_PAUSE)
             self._stop.wait(pause)
@@ -199,33 +231,47 @@ class Supervisor:
     def _ended(self, child: subprocess.Popen[bytes], role: ProcessRole) -> int:
         """Wait for the end of a child; one that gives no sign of life for long is killed: it hangs."""
         patience = self._settings.hung_s * (1 if role == "api" else _LEARNER_PATIENCE)
-        folder, name = self._settings.folder, {"api": "writer"}.get(role, role.removeprefix(_CHALLENGER))
-        lock = (folder / FOLDER if role.startswith(_CHALLENGER) else folder) / f"{name}.lock"
+        locks = self._locks(role)
         seen = since = 0.0
         alive = False  # by a sign of its own, not of the process before it
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return child.wait(min(1.0, patience / 4))
             stamp = seen
-            with contextlib.suppress(OSError):
-                stamp = lock.stat().st_mtime
+            for lock in locks:
+                with contextlib.suppress(OSError):
+                    stamp = max(stamp, lock.stat().st_mtime)
             if stamp != seen or not stamp or self._stop.is_set():
                 alive, seen, since = alive or bool(seen and stamp), stamp, time.monotonic()
             elif time.monotonic() - since > (patience if alive else max(patience, _START_S)):
                 sys.stderr.write(f"melon: the {role} gave no sign of life for {patience:g} s; it is restarted\n")
                 child.kill()
 
-    def _start(self, role: ProcessRole) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-m", "melon.service.supervisor", role, self._settings.model_dump_json()]
-        words.append(str(os.getpid()))
-        handles = []
+    def _locks(self, role: ProcessRole) -> list[Path]:
+        """The files that show that a process lives; the API process touches that of each tenant."""
         if role == "api":
+            return [one.folder / "writer.lock" for one in self._services.values()]
+        tenant, _, bare = role.rpartition("/")
+        folder = self._services[tenant].folder
+        if bare.startswith(_CHALLENGER):
+            return [folder / FOLDER / f"{bare.removeprefix(_CHALLENGER)}.lock"]
+        return [folder / f"{bare}.lock"]
+
+    def _start(self, role: ProcessRole) -> subprocess.Popen[bytes]:
+        tenant, _, bare = role.rpartition("/")
+        words = [sys.executable, "-m", "melon.service.supervisor", role, str(os.getpid())]
+        handles = []
+        tenants: SettingsByTenant = {}
+        if bare == "api" and self._listening is not None:
+            tenants = self._tenants
             handles = [self._listening.fileno()]
             words.append(str(handles[0]))
-        # The address of a database may hold a password, which has no place on a command line.
-        surroundings = os.environ | ({} if (url := place_of(self._settings).url) is None else {_LOG_VARIABLE: url})
+        own = self._settings if bare == "api" else self._services[tenant]
+        content = {"settings": _told(own), "tenants": {name: _told(one) for name, one in tenants.items()}}
         # A session of its own, so that Ctrl-C reaches the supervisor alone and things end in order.
-        return subprocess.Popen(words, pass_fds=handles, start_new_session=True, env=surroundings)
+        return subprocess.Popen(
+            words, pass_fds=handles, start_new_session=True, env=os.environ | {_SETTINGS: json.dumps(content)}
+        )
 
     def _end(self, role: ProcessRole, seconds: float) -> None:
         child = self._children.get(role)
@@ -239,7 +285,12 @@ class Supervisor:
             child.wait()
 
 
-def run_role(role: ProcessRole, settings: ServeSettings, listening: socket.socket | None = None) -> None:
+def run_role(
+    role: ProcessRole,
+    settings: ServeSettings,
+    listening: socket.socket | None = None,
+    tenants: SettingsByTenant | None = None,
+) -> None:
     """One role in this process, with compiled kernels: plain Python would drift from what other processes compute."""
     policy.require_compiled()
     if role == "learner":
@@ -258,14 +309,27 @@ def run_role(role: ProcessRole, settings: ServeSettings, listening: socket.socke
 
     settings.folder.mkdir(parents=True, exist_ok=True)
     listening = listening or listen(settings)
-    run_api(settings, listening, url_of(settings, listening))
+    run_api(settings, listening, url_of(settings, listening), tenants)
 
 
-def _child(role: ProcessRole, content: str, parent: str, handle: str | None = None) -> None:
+def _role_of(tenant: str, bare: str) -> ProcessRole:
+    return f"{tenant}/{bare}" if tenant else bare
+
+
+def _told(settings: ServeSettings) -> dict[str, Any]:
+    """Settings for a child, with the address of the database."""
+    return {**settings.plain(), "log": place_of(settings).url}
+
+
+def _child(role: ProcessRole, parent: str, handle: str | None = None) -> None:
     die_with(int(parent))
     try:
-        settings = ServeSettings.model_validate({**json.loads(content), "log": os.environ.get(_LOG_VARIABLE)})
-        run_role(role, settings, None if handle is None else socket.socket(fileno=int(handle)))
+        content = json.loads(os.environ[_SETTINGS])
+        tenants = {name: ServeSettings.model_validate(one) for name, one in content["tenants"].items()}
+        settings = ServeSettings.model_validate(content["settings"])
+        run_role(
+            role.rpartition("/")[2], settings, None if handle is None else socket.socket(fileno=int(handle)), tenants
+        )
     except MelonError as problem:
         sys.stderr.write(f"melon: {role}: {problem}\n")
         sys.exit(CANNOT_START)

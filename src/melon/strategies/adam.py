@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from melon.journal import keep, note
 from melon.models.autograd import tensor_of
 from melon.strategies.base import Memory
 from melon.types import AnyArray
@@ -59,13 +61,13 @@ class MetaAdam:
         self._lr, self._weight_decay, self._clip = lr, weight_decay, clip
         self._steps = 0
         self._moments: dict[str, Moments] = {}
-        self._before: tuple[int, dict[str, Moments], dict[str, Tensor]] | None = None
 
     @torch.no_grad()
     def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
         """Move every parameter."""
         values = {name: value.clone() for name, value in parameters.items()}
-        self._before = self._steps, self._moments, values
+        keep(self, "_steps", "_moments")
+        note(partial(_copy, parameters, values))
         scale, decay, moments = clip_scale(gradients, self._clip), self._weight_decay, dict[str, Moments]()
         self._steps += 1
         for name, value in values.items():
@@ -74,16 +76,6 @@ class MetaAdam:
             moments[name] = _ADAM.moments(self._moments.get(name) or Moments.zeros_like(value), slope)
             parameters[name].copy_(_ADAM.step(value, moments[name], self._steps, self._lr))
         self._moments = moments
-
-    @torch.no_grad()
-    def undo(self, parameters: Mapping[str, Tensor]) -> None:
-        """Be as before the last step."""
-        if self._before is None:
-            return
-        self._steps, self._moments, values = self._before
-        for name, value in parameters.items():
-            value.copy_(values[name])
-        self._before = None
 
     def memory(self) -> Memory:
         """Everything that a checkpoint needs."""
@@ -111,6 +103,12 @@ class MetaAdam:
             if name.startswith("adam/") and name != "adam/steps" and expected.get(name) != shape:
                 problems.append(f"has {name} as {shape} instead of {expected.get(name, 'nothing')}")
         return problems
+
+
+@torch.no_grad()
+def _copy(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, value in parameters.items():
+        value.copy_(values[name])
 
 
 def clip_scale(gradients: Mapping[str, Tensor], most: float | None) -> Tensor | None:

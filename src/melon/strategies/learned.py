@@ -134,10 +134,6 @@ class LearnedStrategy(Strategy):
             slopes[name] = torch.autograd.grad(old, phi, gamma)[0] if old.requires_grad else torch.zeros_like(phi)
         return slopes
 
-    def undo(self) -> None:
-        """Undo the last `adapt`: its batch could not be learned."""
-        self._meta_optimizer.undo(self.parameters())
-
     def memory(self) -> Memory:
         phi = {f"phi/{name}": value.detach().numpy().copy() for name, value in self.parameters().items()}
         return {**phi, **self._meta_optimizer.memory()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from melon.data.interactions import Interactions
-from melon.stream.pairs import rows_needed
+from melon.journal import rows_needed
 from melon.types import Ints
 
 

@@ -5,16 +5,17 @@ Partners take a fixed number of bytes for each user and item; the set of pairs g
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from melon.data.interactions import Taken
+from melon.journal import GrowingRows, RowPart, keep, note, recording
 from melon.kernels import policy
 from melon.stream.draws import Draws
-from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys, rows_needed
+from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys
 from melon.stream.saved import MOST, SavedArrays, part_of, require, saved_array
 from melon.types import Arrays, Ints, SmallInts
 
@@ -39,47 +40,37 @@ class PartnerRings:
     """The last RING partners of every row, oldest overwritten first; absent rows have none."""
 
     def __init__(self) -> None:
-        #: How many rows there are, some of which may have met nobody.
-        self.rows = 0
-        self._ring: SmallInts = np.empty((0, RING), dtype=np.int32)
-        self._met: Ints = np.empty(0, dtype=np.int64)
+        # Unused places stay zero, so that equal histories have equal bytes.
+        self._columns = GrowingRows(ring=RowPart(np.int32, (RING,)), met=RowPart(np.int64))
 
-    def append(self, rows: Ints, partners: Ints) -> None:
-        """Record that each row met its partner, in order."""
-        if not len(rows):
-            return
-        ring, met = self.room_for(rows)
-        events = np.ascontiguousarray(rows), np.ascontiguousarray(partners)
-        policy.load("stream").remember(ring, met, *events)
-
-    def room_for(self, rows: Ints) -> tuple[SmallInts, Ints]:
-        """`storage` with a ring for each of these rows, for a loop that lets them meet partners."""
-        needed = rows_needed(rows)
-        if needed > len(self._met):
-            self.reserve(max(needed, 2 * len(self._met), 1024))
-        self.rows = max(self.rows, needed)
-        return self._ring, self._met
-
-    def reserve(self, capacity: int) -> None:
-        """Make room for this many rows in all."""
-        if capacity <= len(self._met):
-            return
-        # Unused slots stay zero, so that equal histories have equal bytes.
-        ring = np.zeros((capacity, RING), dtype=np.int32)
-        met = np.zeros(capacity, dtype=np.int64)
-        ring[: self.rows] = self._ring[: self.rows]
-        met[: self.rows] = self._met[: self.rows]
-        self._ring, self._met = ring, met
+    @property
+    def rows(self) -> int:
+        """How many rows there are, some of which may have met nobody."""
+        return self._columns.rows
 
     @property
     def storage(self) -> tuple[SmallInts, Ints]:
         """Rings and how many partners each row has met, for compiled kernels; both may have spare rows at their end."""
-        return self._ring, self._met
+        ring, met = self._columns.arrays
+        return ring, met
+
+    def append(self, rows: Ints, partners: Ints) -> None:
+        """Record that each row met its partner, in order."""
+        self.touch(rows)
+        policy.load("stream").remember(*self.storage, np.ascontiguousarray(rows), np.ascontiguousarray(partners))
+
+    def touch(self, rows: Ints) -> None:
+        """Have a ring for each of these rows, which are about to meet partners."""
+        self._columns.touch(rows)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for this many rows in all."""
+        self._columns.reserve(capacity)
 
     def met(self, rows: Ints) -> Ints:
         """How many partners each row has met in all."""
-        stored = rows < self.rows
-        return np.where(stored, self._met[np.where(stored, rows, 0)], 0) if self.rows else np.zeros_like(rows)
+        stored, (_, met) = rows < self.rows, self.storage
+        return np.where(stored, met[np.where(stored, rows, 0)], 0) if self.rows else np.zeros_like(rows)
 
     def last(self, rows: Ints) -> Ints:
         """The newest partner of each row, or NOBODY."""
@@ -87,7 +78,7 @@ class PartnerRings:
         if not self.rows:
             return np.full_like(rows, NOBODY)
         safe = np.where(met > 0, rows, 0)
-        return np.where(met > 0, self._ring[safe, (met - 1) % RING], np.int64(NOBODY))
+        return np.where(met > 0, self.storage[0][safe, (met - 1) % RING], np.int64(NOBODY))
 
     def recent(self, rows: Ints, most: int = RING) -> Neighbours:
         """The last `most` partners of each row, at most all remembered ones, newest first; a partner met again stands
@@ -99,7 +90,7 @@ class PartnerRings:
             return Neighbours(np.full((len(rows), most), NOBODY, dtype=np.int64), counts)
         back = np.arange(most)[None, :]
         lines = np.where(met > 0, rows, 0)[:, None]
-        partners = self._ring[lines, (met[:, None] - 1 - back) % RING].astype(np.int64)
+        partners = self.storage[0][lines, (met[:, None] - 1 - back) % RING].astype(np.int64)
         partners[back >= counts[:, None]] = NOBODY
         return Neighbours(partners, counts)
 
@@ -107,13 +98,14 @@ class PartnerRings:
         """Up to `most` of the remembered partners, uniformly without replacement; the draw belongs to `moment`."""
         partners = np.full((len(rows), most), NOBODY, dtype=np.int64)
         counts = np.empty(len(rows), dtype=np.int64)
-        policy.load("stream").sample(self._ring, self._met, self.rows, rows, draws.root, moment, partners, counts)
+        policy.load("stream").sample(*self.storage, self.rows, rows, draws.root, moment, partners, counts)
         return Neighbours(partners, counts)
 
     def forget(self, row: int) -> None:
         """Let a row have met nobody."""
         if row < self.rows:
-            self._ring[row], self._met[row] = 0, 0
+            for array in self.storage:
+                array[row] = 0
 
     def retract(self, row: int, partner: int) -> None:
         """Let a row not have met a partner; of what it met, only the partners that are remembered count then."""
@@ -123,29 +115,17 @@ class PartnerRings:
             kept = held[(held != NOBODY) & (held != partner)]
             self.append(np.full(len(kept), row), kept)
 
-    def undo_point(self, rows: Ints) -> Callable[[], None]:
-        """A function that takes back the next `append` to these rows."""
-        count, held = self.rows, rows[rows < self.rows]
-        ring, met = self._ring[held], self._met[held]
-
-        def undo() -> None:
-            self._ring[held], self._met[held] = ring, met
-            self._ring[count : self.rows], self._met[count : self.rows] = 0, 0
-            self.rows = count
-
-        return undo
-
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same rings."""
-        return {"ring": self._ring[: self.rows].copy(), "met": self._met[: self.rows].copy()}
+        return self._columns.state()
 
     @classmethod
     def from_state(cls, state: SavedArrays, partners: int, most_met: int) -> PartnerRings:
         """The rings that `state` described, of rows whose partners are 0 … partners-1."""
         rings = cls()
-        rings._met = saved_array(state, "met", np.int64, (None,), least=0, most=most_met)
-        rings._ring = saved_array(state, "ring", np.int32, (len(rings._met), RING), least=0, most=max(partners - 1, 0))
-        rings.rows = len(rings._met)
+        met = saved_array(state, "met", np.int64, (None,), least=0, most=most_met)
+        ring = saved_array(state, "ring", np.int32, (len(met), RING), least=0, most=max(partners - 1, 0))
+        rings._columns.restore({"ring": ring, "met": met})
         return rings
 
 
@@ -176,12 +156,15 @@ class History:
         """Record a batch of interactions."""
         if not len(users):
             return
-        of_users, of_items = self.of_users.room_for(users), self.of_items.room_for(items)
+        self._note(users, items)
+        self.of_users.touch(users)
+        self.of_items.touch(items)
+        rings = *self.of_users.storage, *self.of_items.storage
         users, items, append = np.ascontiguousarray(users), np.ascontiguousarray(items), policy.load("stream").append
         for start in range(0, len(users), AT_ONCE):
             some_users, some_items = users[start : start + AT_ONCE], items[start : start + AT_ONCE]
             slots = self.seen.room_for(len(some_users))
-            self.seen.latest.size += append(*of_users, *of_items, *slots, some_users, some_items)
+            self.seen.latest.size += append(*rings, *slots, some_users, some_items)
         self.events += len(users)
         if self.max_pairs is not None:
             self._forget_oldest()
@@ -212,21 +195,12 @@ class History:
         pairs.add(pair_keys(users[known], items[known]))
         self.seen = pairs
 
-    def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
-        """A function that takes back the next `append` of these interactions."""
-        events = self.events
-        undo_rings = self.of_users.undo_point(users), self.of_items.undo_point(items)
-        pairs = pair_keys(users, items)
-        seen, new = self.seen, pairs[~self.seen.contains(pairs)]
-
-        def undo() -> None:
-            for undo_ring in undo_rings:
-                undo_ring()
-            self.seen = seen  # another one, where the oldest pairs were forgotten
-            self.seen.remove(new)
-            self.events = events
-
-        return undo
+    def _note(self, users: Ints, items: Ints) -> None:
+        """Note what `append` changes beside the rings."""
+        if recording():
+            pairs = pair_keys(users, items)
+            note(partial(self.seen.remove, pairs[~self.seen.contains(pairs)]))
+            keep(self, "seen", "events")  # another set, where the oldest pairs are forgotten
 
     def forget(self, user: int) -> None:
         """Take a user's items and pairs out, in O(pairs); items still remember the row, which is nobody's now."""

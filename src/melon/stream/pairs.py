@@ -16,14 +16,8 @@ _FULLEST = 0.5
 AT_ONCE = 1 << 12
 #: The latest pairs are sorted into the others once there are this many, and a quarter as many as of the others.
 SORTED_FROM = 1 << 17
-_FEW = 16
 #: The slots and bits of a `PairSet`, and where each user's items begin and the items themselves (`Taken`).
 Storage = tuple[Ints, int, Ints, SmallInts]
-
-
-def rows_needed(rows: Ints) -> int:
-    """One more than the largest row. For a few numbers Python is quicker than numpy."""
-    return max(rows.tolist(), default=-1) + 1 if len(rows) <= _FEW else int(rows.max()) + 1
 
 
 def pair_keys(users: Ints, items: Ints) -> Ints:

@@ -10,7 +10,7 @@ import numpy as np
 
 from melon.errors import LearningError
 from melon.kernels.meta_training.forms import ABSENT, UNPREDICTED
-from melon.learning.examples import Offers
+from melon.learning.step import Offers
 from melon.strategies.melon.rates import HALF_LIVES, batch_facts
 from melon.stream.batch import Batch
 from melon.stream.candidates import Candidates

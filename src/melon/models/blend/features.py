@@ -6,7 +6,7 @@ Streaming state knows how popular an item is now, and how similar it is to the u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from melon.kernels.blend_lists import UserState
 from melon.models.streaming.counts import ItemCounts
 from melon.models.streaming.neighbours import ItemNeighbours, scratch
 from melon.models.streaming.own_items import OWN_INPUTS, OwnItems
-from melon.models.streaming.preferences import OF_ITEMS, Preferences
-from melon.models.streaming.profiles import MATCHES, Profiles
+from melon.models.streaming.profiles import MATCHES, OF_ITEMS, Preferences, Profiles
 from melon.stream.history import History
 from melon.stream.saved import SavedArrays, part_of, require
 from melon.types import Arrays, Floats, Ints, Singles, SmallInts
@@ -89,20 +88,6 @@ class StreamFeatures:
         if self.followers is not None:
             self.followers.observe(users, items, past.of_users)
         self.counts.observe(items)
-
-    def undo_point(self, users: Ints, items: Ints, past: History) -> Callable[[], None]:
-        """A function that takes back the next `observe` of these interactions."""
-        parts = [self.neighbours] if self.followers is None else [self.neighbours, self.followers]
-        undo_parts = [part.undo_point(past.of_users) for part in parts] + [self.counts.undo_point(items)]
-        undo_parts += [] if self.profiles is None else [self.profiles.undo_point(users, items)]
-        undo_parts += [] if self.preferences is None else [self.preferences.undo_point(users)]
-        undo_parts += [] if self.own is None else [self.own.undo_point(users, items)]
-
-        def undo() -> None:
-            for undo_part in undo_parts:
-                undo_part()
-
-        return undo
 
     def inputs(self, rows: Sequence[Rows], users: Ints, lines: Ints, past: History) -> Singles:
         """All inputs of lines of items n × c, in the order of `names`.

@@ -30,7 +30,7 @@ from melon.models.plain import TAUGHT
 from melon.settings import Width
 from melon.stream.history import History
 from melon.stream.saved import part_of
-from melon.tables import Moment, TableSpec, Undo
+from melon.tables import Moment, TableSpec
 from melon.types import Flags, Ints, Scores, Singles
 
 #: Pairs whose inputs are held at a time.
@@ -62,6 +62,7 @@ class Blend(FactorModel):
     kernels = ("factor", "neighbours", "blend", "lists", "ials", "profiles")
     settings_type: ClassVar[type[RecommenderSettings]] = BlendSettings
     settings: BlendSettings
+    keeps_journal = True
     #: Whether streaming state follows what is learned; without it the rows can be judged by themselves, and quicker.
     observes: bool = True
 
@@ -154,9 +155,6 @@ class Blend(FactorModel):
     def observe(self, users: Ints, items: Ints, times: Ints, past: History) -> None:
         if self.observes:
             self.stream.observe(users, items, past)
-
-    def undo_point(self, users: Ints, items: Ints, past: History) -> Undo:
-        return self.stream.undo_point(users, items, past)
 
     def streaming_state(self) -> dict[str, npt.NDArray[Any]]:
         return {**self.stream.state(), **{f"head.{name}": array for name, array in self.head.memory().items()}}

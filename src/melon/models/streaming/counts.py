@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from melon.errors import SettingsError
+from melon.journal import GrowingRows, RowPart, keep, note
 from melon.kernels import policy
 from melon.kernels.blend_head import Counts
-from melon.stream.pairs import distinct, rows_needed
+from melon.stream.pairs import distinct
 from melon.stream.saved import SavedArrays, require, saved_array, saved_number
 from melon.types import Arrays, Flags, Floats, Ints, Singles
 
@@ -31,20 +33,22 @@ class ItemCounts:
                 raise SettingsError(f"half_life = {half_life!r} must be a positive number of interactions.")
         self._rates: Floats = 1 / np.array(half_lives, dtype=np.float64)
         self.events = 0
-        self._count: Floats = np.zeros((0, len(self._rates)))
-        self._first: Ints = np.zeros(0, dtype=np.int64)
-        self._last: Ints = np.zeros(0, dtype=np.int64)
+        self._items = GrowingRows(
+            count=RowPart(np.float64, (len(self._rates),)),
+            first=RowPart(np.int64, empty=_NEVER),
+            last=RowPart(np.int64),
+        )
         self._lately: Ints = np.zeros(_LATELY, dtype=np.int64)
         self._by_kind: tuple[int, Singles] | None = None  # what `by_kind` gave, and when
         self._most: tuple[tuple[int, ...], int, Ints] | None = None  # what `most_counted` gave, for what, and when
 
     def read(self, items: Ints) -> Floats:
         """The counts as of now, one for each half-life: shape of `items` × half-lives; items never seen have none."""
-        if not len(self._first):
+        if not self._items.rows:
             return np.zeros((*items.shape, len(self._rates)))
         at, counted = self._places(items)
-        counts: Floats = np.take(self._count, at, axis=0)
-        counts *= self._left((self.events - np.take(self._last, at))[..., None])
+        counts: Floats = np.take(self.storage.counts, at, axis=0)
+        counts *= self._left((self.events - np.take(self.storage.last, at))[..., None])
         if counted is not None:
             counts[~counted] = 0.0
         return counts
@@ -52,34 +56,18 @@ class ItemCounts:
     @property
     def storage(self) -> Counts:
         """For kernels: counts as of each item's last interaction, its first and last, decay rates, now."""
-        return Counts(self._count, self._first, self._last, self._rates, self.events)
+        return Counts._make((*self._items.arrays, self._rates, self.events))
 
     def totals(self, items: Ints) -> Floats:
         """How often each item was taken in all; one of the half-lives has to be infinite."""
         (which,) = np.flatnonzero(self._rates == 0)[:1]
-        if not len(self._first):
+        if not self._items.rows:
             return np.zeros(items.shape)
         at, counted = self._places(items)
-        counts: Floats = self._count[at, which]
+        counts: Floats = self.storage.counts[at, which]
         if counted is not None:
             counts[~counted] = 0.0
         return counts
-
-    def seen(self, items: Ints) -> Flags:
-        """Whether each item has occurred."""
-        counted: Flags = self._moments(self._first, items) != _NEVER
-        return counted
-
-    def idle(self, items: Ints) -> Ints:
-        """How many interactions ago each item was last seen; as many as there were, where it never was."""
-        return self._since(self._last, items)
-
-    def age(self, items: Ints) -> Ints:
-        """How many interactions ago each item was first seen; as many as there were, where it never was.
-
-        So an item that was never seen looks like one that was taken once, long ago, and not like the latest thing.
-        """
-        return self._since(self._first, items)
 
     @property
     def latest(self) -> Ints:
@@ -90,9 +78,10 @@ class ItemCounts:
         """Copies for distinct items: the counts at these rates, when each was last and when first seen (−1: never)."""
         columns = [int(np.abs(self._rates - rate).argmin()) for rate in rates]
         at, counted = self._places(items)
-        if not len(self._first):
+        if not self._items.rows:
             return np.zeros((len(items), len(columns))), np.zeros_like(items), np.full_like(items, _NEVER)
-        counts, last, first = self._count[at][:, columns], self._last[at], self._first[at]
+        counts, first, last = (array[at] for array in self._items.arrays)
+        counts = counts[:, columns]
         if counted is not None:
             counts[~counted], last[~counted], first[~counted] = 0, 0, _NEVER
         return np.ascontiguousarray(counts), last, first
@@ -112,7 +101,7 @@ class ItemCounts:
             if held == many and values.min() > 0:  # zeros tie with those of other items
                 most = rows.reshape(-1)
         if most is None:
-            held = kernels.most_counted(*self.storage, kinds, np.arange(len(self._first)), rows, values)
+            held = kernels.most_counted(*self.storage, kinds, np.arange(self._items.rows), rows, values)
             most = rows[:, :held].reshape(-1)
         self._most = asked, self.events, most
         return most
@@ -123,12 +112,12 @@ class ItemCounts:
         `since` gets how long ago each of the first `n_items` was last and first seen. Only counts of items that were
         taken since the last call are copied.
         """
-        held, width = self._by_kind, max(n_items, len(self._first))
+        held, width = self._by_kind, max(n_items, len(self.storage.first))
         if held is not None and held[1].shape[1] >= width and held[0] >= self.events - _LATELY:
             table, changed = held[1], self._lately[np.arange(held[0], self.events) % _LATELY]
         else:
-            table, changed = np.zeros((len(self._rates), width), dtype=np.float32), np.arange(len(self._first))
-        policy.load("lists").counted(self._count, self._first, self._last, self.events, changed, table, since)
+            table, changed = np.zeros((len(self._rates), width), dtype=np.float32), np.arange(self._items.rows)
+        policy.load("lists").counted(*self._items.arrays, self.events, changed, table, since)
         self._by_kind = self.events, table
         return table
 
@@ -136,40 +125,18 @@ class ItemCounts:
         """Count a run of consecutive interactions; the same as counting them one by one."""
         if not len(items):
             return
-        needed = rows_needed(items)
-        if needed > len(self._first):
-            self._grow(needed)
+        keep(self, "events", "_lately")
+        note(partial(self.__dict__.update, _most=None, _by_kind=None))
+        self._items.touch(items)
         late = items[-_LATELY:]
         self._lately[np.arange(self.events + len(items) - len(late), self.events + len(items)) % _LATELY] = late
-        columns = self._count, self._first, self._last, self._rates
-        policy.load("neighbours").count_items(*columns, np.ascontiguousarray(items), self.events)
+        policy.load("neighbours").count_items(*self.storage[:4], np.ascontiguousarray(items), self.events)
         self.events += len(items)
-
-    def undo_point(self, items: Ints) -> Callable[[], None]:
-        """A function that takes back the next `observe` of these items."""
-        events, size, held = self.events, len(self._first), items[items < len(self._first)]
-        count, first, last = self._count[held], self._first[held], self._last[held]
-        lately = self._lately.copy()
-
-        def undo() -> None:
-            self._lately = lately
-            self._count, self._first, self._last = self._count[:size], self._first[:size], self._last[:size]
-            self._count[held], self._first[held], self._last[held] = count, first, last
-            self.events, self._most, self._by_kind = events, None, None
-
-        return undo
 
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same counts."""
-        size = int(np.flatnonzero(self._first != _NEVER).max(initial=-1)) + 1
-        return {
-            "count": self._count[:size].copy(),
-            "first": self._first[:size].copy(),
-            "last": self._last[:size].copy(),
-            "rates": self._rates.copy(),
-            "latest": self._lately.copy(),
-            "events": np.array([self.events]),
-        }
+        others = {"rates": self._rates.copy(), "latest": self._lately.copy(), "events": np.array([self.events])}
+        return {**self._items.state(), **others}
 
     @classmethod
     def from_state(cls, state: SavedArrays) -> ItemCounts:
@@ -178,12 +145,13 @@ class ItemCounts:
         counts = cls([1.0] * len(rates))
         counts._rates, counts.events = rates, saved_number(state, "events")
         newest = counts.events - 1
-        counts._first = saved_array(state, "first", np.int64, (None,), least=_NEVER, most=newest)
-        size = len(counts._first)
-        counts._last = saved_array(state, "last", np.int64, (size,), least=0, most=max(newest, 0))
-        counts._count = saved_array(state, "count", np.float64, (size, len(rates)), least=0, most=counts.events)
+        first = saved_array(state, "first", np.int64, (None,), least=_NEVER, most=newest)
+        size = len(first)
+        last = saved_array(state, "last", np.int64, (size,), least=0, most=max(newest, 0))
+        count = saved_array(state, "count", np.float64, (size, len(rates)), least=0, most=counts.events)
+        counts._items.restore({"count": count, "first": first, "last": last})
         counts._lately = saved_array(state, "latest", np.int64, (_LATELY,), least=0, most=max(size - 1, 0))
-        require(bool((counts._first <= counts._last).all()), "an item was first seen after it was last seen")
+        require(bool((first <= last).all()), "an item was first seen after it was last seen")
         return counts
 
     @property
@@ -195,26 +163,9 @@ class ItemCounts:
         left: Floats = np.exp2(-np.asarray(idle, dtype=np.float64) * self._rates)
         return left
 
-    def _since(self, moments: Ints, items: Ints) -> Ints:
-        """By the first or the last moments; both are 0 at most for an item that was never seen."""
-        return self.events - np.maximum(self._moments(moments, items), 0)
-
-    def _moments(self, moments: Ints, items: Ints) -> Ints:
-        if not len(moments):
-            return np.full(items.shape, _NEVER)
-        at, counted = self._places(items)
-        when: Ints = np.take(moments, at)
-        return when if counted is None else np.where(counted, when, _NEVER)
-
     def _places(self, items: Ints) -> tuple[Ints, Flags | None]:
         """Where to read items, and which of them there are; None where that is all."""
-        if items.max(initial=-1) < len(self._first):
+        if items.max(initial=-1) < self._items.rows:
             return items, None
-        counted: Flags = items < len(self._first)
+        counted: Flags = items < self._items.rows
         return np.where(counted, items, 0), counted
-
-    def _grow(self, size: int) -> None:
-        more = max(size, 2 * len(self._first)) - len(self._first)
-        self._count = np.concatenate([self._count, np.zeros((more, len(self._rates)))])
-        self._first = np.concatenate([self._first, np.full(more, _NEVER, dtype=np.int64)])
-        self._last = np.concatenate([self._last, np.zeros(more, dtype=np.int64)])

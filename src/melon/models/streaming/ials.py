@@ -8,10 +8,9 @@ it touches solved anew from their last partners, and the Gram matrices follow by
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
+from melon.journal import GrowingRows, RowPart, keep
 from melon.kernels import policy
 from melon.models.streaming.neighbours import scratch
 from melon.stream.draws import Draws
@@ -35,38 +34,46 @@ class _FactorSide:
     """The rows of users or of items, with room to grow, and the sum over all of them of x xᵀ."""
 
     def __init__(self, dim: int, draws: Draws | None = None) -> None:
-        self._draws, self.count = draws, 0
-        self._storage: Singles = np.zeros((0, dim), dtype=np.float32)
+        self._dim, self._draws = dim, draws
+        self._columns = GrowingRows(rows=RowPart(np.float32, (dim,)))
         self.gram: Floats = np.zeros((dim, dim))
 
     @property
     def rows(self) -> Singles:
         """All rows so far; a view."""
-        return self._storage[: self.count]
+        rows: Singles = self._columns.held[0]
+        return rows
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return self._columns.rows
 
     def read(self, numbers: Ints) -> Singles:
         """Copies of rows by number; zeros for those that do not exist."""
         known = numbers < self.count
         if known.all():
-            return np.take(self._storage, numbers, axis=0)
-        rows = np.zeros((*numbers.shape, self._storage.shape[1]), dtype=self._storage.dtype)
-        rows[known] = self._storage[numbers[known]]
+            return np.take(self.rows, numbers, axis=0)
+        rows = np.zeros((*numbers.shape, self._dim), dtype=np.float32)
+        rows[known] = self.rows[numbers[known]]
         return rows
 
     def grow(self, count: int) -> None:
         """Make rows up to a count: zeros, or what is drawn for each."""
-        if count <= self.count:
+        first = self.count
+        if count <= first:
             return
-        if count > len(self._storage):
-            room = np.zeros((max(count, 2 * len(self._storage), 1024), self._storage.shape[1]), self._storage.dtype)
-            room[: self.count] = self.rows
-            self._storage = room
+        self._columns.grow(count)
         if self._draws is not None:
-            new = _FIRST * self._draws.normals(np.arange(self.count, count), self._storage.shape[1])
-            self._storage[self.count : count] = new
-            new = self._storage[self.count : count].astype(np.float64)
+            self.rows[first:] = _FIRST * self._draws.normals(np.arange(first, count), self._dim)
+            new = self.rows[first:].astype(np.float64)
             self.gram += new.T @ new
-        self.count = count
+
+    def touch(self, numbers: Ints) -> None:
+        """Make rows that are not there; all of them are about to be solved."""
+        keep(self, "gram")
+        self._columns.before(numbers)
+        self.grow(int(numbers.max()) + 1)
 
     def solve(self, grouped: Grouped, other: _FactorSide, missing: float, reg: float, *, exactly: bool) -> None:
         """Solve rows from their partners, partners[starts[n]] … partners[starts[n + 1] - 1] for row touched[n].
@@ -79,26 +86,14 @@ class _FactorSide:
 
     def clear(self, number: int) -> None:
         """Make a row one of zeros."""
-        row = self._storage[number].astype(np.float64)
+        row = self.rows[number].astype(np.float64)
         self.gram -= np.outer(row, row)
-        self._storage[number] = 0
-
-    def undo_point(self, touched: Ints) -> Callable[[], None]:
-        """A function that takes back what is next done to these rows, growth included."""
-        count, held, gram = self.count, distinct(touched[touched < self.count]), self.gram.copy()
-        rows = self._storage[held]
-
-        def undo() -> None:
-            self._storage[held], self._storage[count : self.count] = rows, 0
-            self.count, self.gram = count, gram
-
-        return undo
+        self.rows[number] = 0
 
     def saved(self, state: SavedArrays, name: str) -> tuple[Singles, Floats]:
         """Rows and Gram matrix of a saved state, checked."""
-        dim, dtype = self._storage.shape[1], self._storage.dtype
-        rows = saved_array(state, name, dtype, (None, dim), least=-_LARGEST, most=_LARGEST)
-        gram = saved_array(state, f"{name}_gram", np.float64, (dim, dim))
+        rows = saved_array(state, name, np.float32, (None, self._dim), least=-_LARGEST, most=_LARGEST)
+        gram = saved_array(state, f"{name}_gram", np.float64, (self._dim, self._dim))
         exact = rows.astype(np.float64).T @ rows.astype(np.float64)
         near = np.allclose(gram, exact, rtol=1e-3, atol=1e-3 * (1 + np.abs(exact).max(initial=0)))
         require(near, f"the Gram matrix of {name} is not that of their rows")
@@ -106,7 +101,8 @@ class _FactorSide:
 
     def restore(self, rows: Singles, gram: Floats) -> None:
         """Become what `saved` gave."""
-        self._storage, self.count, self.gram = rows, len(rows), gram
+        self._columns.restore({"rows": rows})
+        self.gram = gram
 
 
 class ImplicitALS:
@@ -144,20 +140,10 @@ class ImplicitALS:
         """Bring the items of a batch to their last takers, then its users; `past` is what came before it."""
         if not len(users) or past.events < self.fitted:
             return
-        self.users.grow(int(users.max()) + 1)
-        self.items.grow(int(items.max()) + 1)
+        self.users.touch(users)
+        self.items.touch(items)
         self._solve(self.items, partners_after(items, users, past.of_items), self.users, exactly=False)
         self._solve(self.users, partners_after(users, items, past.of_users), self.items, exactly=False)
-
-    def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
-        """A function that takes back the next `observe` of these interactions."""
-        undo_sides = self.users.undo_point(users), self.items.undo_point(items)
-
-        def undo() -> None:
-            for undo_side in undo_sides:
-                undo_side()
-
-        return undo
 
     def forget_user(self, user: int) -> None:
         """Make a user's row one of zeros; what items have learned from it stays."""

@@ -9,20 +9,19 @@ whatever comes, and counts are exact until an item has met more others than it h
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
 from melon.errors import SettingsError
+from melon.journal import GrowingRows, RowPart, keep, recording, rows_needed
 from melon.kernels import policy
 from melon.kernels.blend_head import Slots
 from melon.kernels.neighbours import EMPTY
 from melon.stream.history import RING, PartnerRings
-from melon.stream.pairs import rows_needed
 from melon.stream.saved import SavedArrays, require, saved_array, saved_number
-from melon.types import Arrays, Floats, Ints, Singles, SmallInts
+from melon.types import Arrays, Floats, Ints, SmallInts
 
 #: Decayed counts are referred to a moment that moves up when it lies this many half-lives back: counts have 32 bits.
 _REFER_ANEW = 1_024.0
@@ -45,21 +44,13 @@ class ItemNeighbours:
         self.slots, self.reach, self.half_life, self.both_ways = slots, reach, half_life, both_ways
         self.events = 0
         self._reference = 0.0
-        self._rows = 0
-        self._ids: SmallInts = np.empty((0, slots), dtype=np.int32)
-        self._counts: Singles = np.empty((0, slots), dtype=np.float32)
-        self._recent: Singles = np.empty((0, slots), dtype=np.float32)
-        self._journal: list[tuple[Any, ...]] | None = None
+        number = RowPart(np.float32, (slots,))
+        self._items = GrowingRows(ids=RowPart(np.int32, (slots,), EMPTY), counts=number, recent=number)
 
     @property
     def rows(self) -> int:
         """How many items there are, some of which may have no neighbour."""
-        return self._rows
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the slots."""
-        return self._ids.nbytes + self._counts.nbytes + self._recent.nbytes
+        return self._items.rows
 
     def observe(self, users: Ints, items: Ints, past: PartnerRings) -> None:
         """Count a run of consecutive interactions; `past` holds each user's items before the run.
@@ -68,83 +59,57 @@ class ItemNeighbours:
         """
         if not len(items):
             return
-        self._grow(rows_needed(items))
+        keep(self, "events", "_reference")
+        self._items.grow(rows_needed(items))
         self._refer(self.events / self.half_life)
         self._meet(np.ascontiguousarray(users), np.ascontiguousarray(items), past)
         self.events += len(items)
 
     def _meet(self, users: Ints, items: Ints, past: PartnerRings) -> None:
-        """Let items meet the earlier ones of their users; `_journal` gets what that overwrites, if there is one."""
+        """Let items meet the earlier ones of their users."""
         kernels, most = policy.load("neighbours"), len(users) * self.reach
         event, earlier = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         before = np.empty(len(users), dtype=np.int64)
         rings = (*past.storage, past.rows)
         with scratch(rows_needed(users)) as latest:
             count, largest = kernels.meetings(*rings, users, items, self.reach, latest, before, event, earlier)
-        self._grow(largest + 1)
+        self._items.grow(largest + 1)
+        event, earlier = event[:count], earlier[:count]
         ways = 2 if self.both_ways else 1
-        before_each = [np.empty(ways * count, dtype=kind) for kind in (np.int32, np.int32, np.float32, np.float32)]
-        meetings = event[:count], earlier[:count], items
+        slots, *before_each = (
+            np.empty(ways * count, dtype=kind) for kind in (np.int32, np.int32, np.float32, np.float32)
+        )
         moments = self.events, self.half_life, self._reference
-        with scratch(self._rows) as latest:
-            kernels.meet(*self.storage[:3], *meetings, *moments, self.both_ways, latest, *before_each)
-        if self._journal is not None:
-            self._journal.append((*meetings, self.both_ways, *before_each))
-            self._journal = None
-
-    def undo_point(self, past: PartnerRings) -> Callable[[], None]:
-        """A function that takes back the next `observe`, of interactions behind `past`."""
-        rows, events, reference = self._rows, self.events, self._reference
-        journal = self._journal = list[tuple[Any, ...]]()
-        # Where decayed counts are referred anew, every row changes.
-        recent = self._recent[:rows].copy() if self._refers(events / self.half_life) else None
-
-        def undo() -> None:
-            for run in journal:
-                policy.load("neighbours").unmeet(*self.storage[:3], *run)
-            if recent is not None:
-                self._recent[:rows] = recent
-            self._ids[rows : self._rows] = EMPTY
-            self._counts[rows : self._rows], self._recent[rows : self._rows] = 0, 0
-            self._rows, self.events, self._reference = rows, events, reference
-
-        return undo
+        with scratch(self.rows) as latest:
+            meetings = event, earlier, items, *moments, self.both_ways, latest
+            kernels.meet(*self.storage[:3], *meetings, slots, *before_each)
+        if recording():
+            met = np.column_stack([earlier, items[event]])[:, :ways].reshape(-1)
+            self._items.overwrites((met, slots), before_each)
 
     @property
     def storage(self) -> Slots:
         """Zero-copy view for kernels: neighbours in slots, their counts, log₂ of the decayed ones, and now."""
-        return Slots(self._ids, self._counts, self._recent, self._now)
-
-    def add_up(self, lasts: Ints, weights: Floats, items: Ints) -> Floats:
-        """For each line of candidates n × c, sums over the line's last items n × k, newest first, EMPTY where none is.
-
-        Three of them: Σ weight · meetings, Σ weight · meetings / place, Σ weight · decayed meetings; 3 × n × c.
-        """
-        candidates = np.ascontiguousarray(np.where(items < self._rows, items, self._rows))
-        lines = np.ascontiguousarray(lasts), np.ascontiguousarray(weights)
-        with scratch(self._rows + 1) as columns:
-            sums: Floats = policy.load("neighbours").add_up(*self.storage[:3], *lines, candidates, self._now, columns)
-        return sums
+        return Slots._make((*self._items.arrays, self._now))
 
     def of(self, items: Ints) -> tuple[Ints, Floats, Floats]:
         """The neighbours of each item (n × slots, EMPTY where a slot is free), their counts, and those decayed."""
-        counted = items < self._rows
-        if not self._rows:
+        counted = items < self.rows
+        if not self.rows:
             nothing = np.zeros((len(items), self.slots))
             return np.full(nothing.shape, EMPTY, dtype=np.int64), nothing, nothing.copy()
         at = np.where(counted, items, 0)
-        ids = np.where(counted[:, None], self._ids[at], EMPTY).astype(np.int64)
+        kept = self.storage
+        ids = np.where(counted[:, None], kept.ids[at], EMPTY).astype(np.int64)
         free = ids == EMPTY
-        counts = np.where(free, 0.0, self._counts[at])
-        decayed = np.where(free, 0.0, np.exp2(self._recent[at].astype(np.float64) - self._now))
+        counts = np.where(free, 0.0, kept.counts[at])
+        decayed = np.where(free, 0.0, np.exp2(kept.recent[at].astype(np.float64) - kept.now))
         return ids, counts, decayed
 
     def state(self) -> Arrays:
         """Arrays that `from_state` turns back into the same neighbours."""
         return {
-            "ids": self._ids[: self._rows].copy(),
-            "counts": self._counts[: self._rows].copy(),
-            "recent": self._recent[: self._rows].copy(),
+            **self._items.state(),
             "reference": np.array([self._reference]),
             "events": np.array([self.events]),
             "form": np.array(self.form, dtype=np.float64),
@@ -157,16 +122,17 @@ class ItemNeighbours:
         neighbours = cls(slots=int(slots), reach=int(reach), half_life=half_life, both_ways=bool(both_ways))
         rows = len(saved_array(state, "ids", np.int32, (None, None)))
         shape = (rows, neighbours.slots)
-        neighbours._ids = saved_array(state, "ids", np.int32, shape, least=EMPTY, most=rows - 1)
-        free = neighbours._ids == EMPTY
+        ids = saved_array(state, "ids", np.int32, shape, least=EMPTY, most=rows - 1)
+        free = ids == EMPTY
         require(not bool((free[:, :-1] & ~free[:, 1:]).any()), "free slots of neighbours stand before taken ones")
-        neighbours._rows, neighbours.events = rows, saved_number(state, "events")
+        neighbours.events = saved_number(state, "events")
         now = neighbours.events / half_life
         neighbours._reference = float(saved_array(state, "reference", np.float64, (1,), least=0, most=now)[0])
         meetings = 2.0 * neighbours.reach * neighbours.events
-        neighbours._counts = saved_array(state, "counts", np.float32, shape, least=0, most=meetings)
+        counts = saved_array(state, "counts", np.float32, shape, least=0, most=meetings)
         most_recent = neighbours._now + np.log2(meetings + 1) + 1
-        neighbours._recent = saved_array(state, "recent", np.float32, shape, most=most_recent)
+        recent = saved_array(state, "recent", np.float32, shape, most=most_recent)
+        neighbours._items.restore({"ids": ids, "counts": counts, "recent": recent})
         return neighbours
 
     @property
@@ -178,28 +144,16 @@ class ItemNeighbours:
     def _now(self) -> float:
         return self.events / self.half_life - self._reference
 
-    def _refers(self, moment: float) -> bool:
-        return moment - self._reference > _REFER_ANEW
-
     def _refer(self, moment: float) -> None:
         """Refer decayed counts to a later moment now and then, so that they keep their digits."""
-        if self._refers(moment):
-            self._recent[: self._rows] -= np.float32(moment - self._reference)
+        if moment - self._reference > _REFER_ANEW:
+            self._items.touch(np.arange(self.rows))
+            self._items.held[2][:] -= np.float32(moment - self._reference)
             self._reference = moment
 
     def reserve(self, rows: int) -> None:
         """Make room for so many items at once: growing step by step holds the old room beside the new one."""
-        if rows > len(self._ids):
-            more = rows - len(self._ids)
-            self._ids = np.concatenate([self._ids, np.full((more, self.slots), EMPTY, dtype=np.int32)])
-            nothing = np.zeros((more, self.slots), dtype=np.float32)
-            self._counts = np.concatenate([self._counts, nothing])
-            self._recent = np.concatenate([self._recent, nothing])
-
-    def _grow(self, rows: int) -> None:
-        if rows > len(self._ids):
-            self.reserve(max(rows, 2 * len(self._ids)))
-        self._rows = max(self._rows, rows)
+        self._items.reserve(rows)
 
 
 @contextmanager

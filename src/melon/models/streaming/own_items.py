@@ -6,19 +6,18 @@ newcomer takes the place of the entry with the least decayed count. Ages are cou
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from melon.journal import GrowingRows, RowPart, rows_needed
 from melon.kernels import policy
 from melon.kernels.own_items import BESIDE, BLOCK, Chains
 from melon.models.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
-from melon.stream.pairs import distinct, rows_needed
 from melon.stream.saved import MOST, SavedArrays, require, saved_array
-from melon.types import AnyArray, Arrays, Floats, Ints, Singles, SmallInts
+from melon.types import Arrays, Floats, Ints, Singles
 
 #: Half-lives of a user's own counts, in events of that user.
 OWN_HALF_LIVES = (float("inf"), 50.0, 10.0)
@@ -34,34 +33,48 @@ class OwnItems:
     """Follows a stream and gives, for pairs, what the user's own past says of the item."""
 
     def __init__(self) -> None:
-        self._users = self._blocks = self._known = 0
-        self._chains = _chains(*(_filled(0) for _ in range(7)), np.zeros((0, len(_RATES)), np.float32), _filled(0))
-        #: Gets what the next batch overwrites, where it may be taken back.
-        self._overwritten: list[AnyArray] | None = None
+        number, counts = RowPart(np.int32), RowPart(np.float32, (len(_RATES),))
+        self._users = GrowingRows(heads=RowPart(np.int32, empty=-1), sizes=number, taken=number, repeats=number)
+        self._blocks = GrowingRows(after=number)
+        self._places = GrowingRows(items=number, last=number, counts=counts)
+        self._items = GrowingRows(item_repeats=number)
+
+    @property
+    def _parts(self) -> tuple[GrowingRows, ...]:
+        return self._users, self._blocks, self._places, self._items
+
+    @property
+    def _chains(self) -> Chains:
+        return Chains._make((*(array for part in self._parts for array in part.arrays), _RATES))
 
     def observe(self, users: Ints, items: Ints) -> None:
         """Let users take items, in order."""
         if not len(users):
             return
-        self._grow(rows_needed(users), self._blocks + len(users), rows_needed(items))
-        events, size = (np.ascontiguousarray(users), np.ascontiguousarray(items)), len(users)
-        before = np.empty(size, np.int64), np.empty((size, 2), np.int32), np.empty((size, len(_RATES)), np.float32)
-        kernels = policy.load("own_items")
-        self._blocks = kernels.take_own(*events, self._chains, self._blocks, MOST_ITEMS, *before)
-        if self._overwritten is not None:
-            self._overwritten.extend(before)
-            self._overwritten = None
+        self._users.touch(users)
+        self._items.touch(items)
+        events, size, blocks = (np.ascontiguousarray(users), np.ascontiguousarray(items)), len(users), self._blocks.rows
+        self._blocks.make_room(blocks + size)
+        self._places.make_room((blocks + size) * BLOCK)
+        touched, counts = np.empty(size, np.int64), np.empty((size, len(_RATES)), np.float32)
+        rows = np.empty((size, 2), np.int32)
+        before = touched, rows, counts
+        blocks = policy.load("own_items").take_own(*events, self._chains, blocks, MOST_ITEMS, *before)
+        self._blocks.grow(blocks)
+        self._places.grow(blocks * BLOCK)
+        self._places.overwrites((touched,), (rows[:, 0], rows[:, 1], counts))
 
     def write(self, users: Ints, lines: Ints, of_items: PartnerRings, first: int, out: Singles) -> None:
         """Write the inputs of lines of items n × c, from input `first` on."""
-        with scratch(max(self._known, rows_needed(lines.reshape(-1)))) as columns:
+        with scratch(max(self._items.rows, rows_needed(lines.reshape(-1)))) as columns:
             policy.load("own_items").own_inputs(users, lines, self._chains, *_met(of_items), first, columns, out)
 
     def sizes(self, users: Ints) -> Ints:
         """How many items of each user are remembered."""
-        if not self._users:
+        known = self._users.rows
+        if not known:
             return np.zeros_like(users)
-        return np.where(users < self._users, self._chains.sizes[np.minimum(users, self._users - 1)], np.int64(0))
+        return np.where(users < known, self._chains.sizes[np.minimum(users, known - 1)], np.int64(0))
 
     def drawn(self, users: Ints, draws: Draws, events: Ints, count: int) -> Ints:
         """For each user `count` of its items, uniformly and each by itself; the draw belongs to the event.
@@ -75,17 +88,17 @@ class OwnItems:
 
     def of_user(self, user: int, of_items: PartnerRings, n_items: int) -> tuple[Ints, Singles]:
         """A user's own items, and the inputs of each."""
-        size = int(self._chains.sizes[user]) if user < self._users else 0
+        size = int(self._chains.sizes[user]) if user < self._users.rows else 0
         items, inputs = np.empty(size, dtype=np.int64), np.empty((size, len(OWN_INPUTS)), dtype=np.float32)
         found = policy.load("own_items").own_of_user(user, self._chains, *_met(of_items), n_items, items, inputs)
         return items[:found], inputs[:found]
 
     def forget_user(self, user: int) -> None:
         """Know nothing of a user any more; the entries stay empty."""
-        if user >= self._users:
+        if user >= self._users.rows:
             return
         own, block = self._chains, int(self._chains.heads[user])
-        items = own.items[self._places(user)]
+        items = own.items[self._places_of(user)]
         own.item_repeats[items] = np.maximum(own.item_repeats[items] - 1, 0)
         while block >= 0:
             for each in (own.items, own.last, own.counts):
@@ -94,37 +107,9 @@ class OwnItems:
         own.heads[user] = -1
         own.sizes[user] = own.taken[user] = own.repeats[user] = 0
 
-    def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
-        """A function that takes back the next `observe` of these interactions."""
-        users, blocks, known = distinct(users[users < self._users]), self._blocks, self._known
-        many, own = self._users, self._chains
-        items = distinct(items[items < known])
-        by_user, repeats = [each[users] for each in own[:4]], own.item_repeats[items]
-        overwritten: list[Any] = []
-        self._overwritten = overwritten
-
-        def undo() -> None:
-            chains = self._chains
-            if overwritten:
-                touched, rows, counts = (each[::-1] for each in overwritten)  # of several writes the first was over
-                chains.items[touched], chains.last[touched], chains.counts[touched] = rows[:, 0], rows[:, 1], counts
-            chains.after[blocks : self._blocks] = 0
-            for each, values in zip(chains[:4], by_user, strict=True):
-                each[many : self._users] = 0
-                each[users] = values
-            chains.heads[many : self._users] = -1
-            chains.item_repeats[known : self._known] = 0
-            chains.item_repeats[items] = repeats
-            self._users, self._blocks, self._known = many, blocks, known
-
-        return undo
-
     def state(self) -> Arrays:
         """Arrays that `restore` turns back into the same entries."""
-        sizes = [self._users] * 4 + [self._blocks] + [self._blocks * BLOCK] * 3 + [self._known]
-        names = Chains._fields[: len(sizes)]
-        chains: tuple[AnyArray, ...] = self._chains[: len(sizes)]
-        return {name: each[:size].copy() for name, each, size in zip(names, chains, sizes, strict=True)}
+        return {name: array for part in self._parts for name, array in part.state().items()}
 
     def restore(self, state: SavedArrays) -> None:
         """Become what `state` described; arrays that no entries can have are a `CheckpointError`."""
@@ -150,10 +135,11 @@ class OwnItems:
         require(bool((lengths == -(-sizes // BLOCK)).all()) and owned <= blocks, "users' numbers of items and blocks")
         counts = saved_array(state, "counts", np.float32, (blocks * BLOCK, len(_RATES)), least=0, most=float(MOST))
         repeats = saved_array(state, "item_repeats", np.int32, (known,), least=0)
-        self._chains = _chains(*parts, counts, repeats)
-        self._users, self._blocks, self._known = users, blocks, known
+        checked = dict(zip(Chains._fields, (*parts, counts, repeats), strict=False))
+        for each in self._parts:
+            each.restore(checked)
 
-    def _places(self, user: int) -> Ints:
+    def _places_of(self, user: int) -> Ints:
         """The places of a user's entries."""
         own, places = self._chains, list[Ints]()
         block, room = int(own.heads[user]), (int(own.sizes[user]) - 1) % BLOCK + 1
@@ -162,31 +148,7 @@ class OwnItems:
             block, room = int(own.after[block]), BLOCK
         return np.concatenate(places) if places else np.empty(0, dtype=np.int64)
 
-    def _grow(self, users: int, blocks: int, items: int) -> None:
-        own, places = self._chains, blocks * BLOCK
-        by_user = [_longer(each, users, -1 if at == 0 else 0) for at, each in enumerate(own[:4])]
-        by_place = [_longer(each, places) for each in own[5:8]]
-        after, repeats = _longer(own.after, blocks), _longer(own.item_repeats, items)
-        self._chains = _chains(*by_user, after, *by_place, repeats)
-        self._users, self._known = max(self._users, users), max(self._known, items)
-
-
-def _chains(*arrays: Any) -> Chains:
-    return Chains(*(*arrays, _RATES))
-
 
 def _met(of_items: PartnerRings) -> tuple[Ints, Ints]:
     """How often each item was taken, and of how many items that is known."""
     return of_items.storage[1], np.array([of_items.rows])
-
-
-def _filled(size: int) -> SmallInts:
-    return np.zeros(size, dtype=np.int32)
-
-
-def _longer(array: AnyArray, size: int, value: int = 0) -> AnyArray:
-    """Room for at least so many; more than that, so that growing is O(1) on average."""
-    if size <= len(array):
-        return array
-    more = np.full((max(size, 2 * len(array), 1024) - len(array), *array.shape[1:]), value, dtype=array.dtype)
-    return np.concatenate([array, more])

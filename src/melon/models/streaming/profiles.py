@@ -1,19 +1,20 @@
-"""Profiles in a space of rows, such as those of implicit ALS: who takes an item, and what a user took last."""
+"""Profiles in a space of rows, such as those of implicit ALS: who takes an item, and what a user took last.
+
+And preferences, user by user: popular or rare, new or old, busy or idle things.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from melon.journal import GrowingRows, RowPart, keep, note
 from melon.kernels import policy
 from melon.kernels.profiles import Pairs
+from melon.models.streaming.counts import ItemCounts
 from melon.models.streaming.ials import ImplicitALS
 from melon.stream.history import RING, History
 from melon.stream.pairs import distinct
-from melon.stream.saved import SavedArrays, part_of, require, saved_array
+from melon.stream.saved import MOST, SavedArrays, part_of, require, saved_array
 from melon.types import Arrays, Floats, Ints, Singles
 
 #: Interactions after which a taker counts half, and what is left of an item in a user's profile when the next is taken.
@@ -31,10 +32,9 @@ class Profiles:
 
     def __init__(self, *, seed: int = 0) -> None:
         self.rows = ImplicitALS(seed=seed)
-        self._count = 0
-        self._sums: Singles = np.zeros((0, self.rows.dim), dtype=np.float32)
-        self._weight: Floats = np.zeros(0)
-        self._last: Ints = np.zeros(0, dtype=np.int64)
+        sums = RowPart(np.float32, (self.rows.dim,))
+        #: The sums of takers' directions, how many takers weigh in them, and the event that took the item last.
+        self._items = GrowingRows(takers=sums, weight=RowPart(np.float64), last=RowPart(np.int64))
         self._start_factors()
 
     def fit(self, users: Ints, items: Ints) -> None:
@@ -56,9 +56,10 @@ class Profiles:
         """Add a batch to the profiles of its items, by users' rows as they were, and solve the rows that it touches."""
         if not len(users):
             return
-        self._grow(int(items.max()) + 1)
+        note(self._start_factors)
+        self._items.touch(items)
         events = np.array(users), np.array(items), past.events  # copies, because those of a log may be read-only
-        policy.load("profiles").take(*events, 1 / _HALF_LIFE, self.rows.users.rows, *self._held(self._count))
+        policy.load("profiles").take(*events, 1 / _HALF_LIFE, self.rows.users.rows, *self._items.held)
         self.rows.observe(users, items, past)
 
     def match(self, users: Ints, items: Ints, past: History, out: Singles, first: int = 0) -> None:
@@ -72,8 +73,8 @@ class Profiles:
         kernels, users = policy.load("profiles"), np.ascontiguousarray(users)
         kernels.recent(*past.of_users.storage, past.of_users.rows, users, _DECAY, *sides, lasts, directions, profiles)
         of_users = users, np.ascontiguousarray(items), directions, profiles, lasts
-        sums, weight, last = self._held(self._count)
-        pairs = Pairs(*of_users, sides[1], sums, weight, last, rings[:known], taken[:known])
+        takers, weight, last = self._items.held
+        pairs = Pairs(*of_users, sides[1], takers, weight, last, rings[:known], taken[:known])
         kernels.match(pairs, past.events, 1 / _HALF_LIFE, _DECAY, first, out)
 
     def prepare(self, n_items: int, past: History) -> Singles:
@@ -81,16 +82,16 @@ class Profiles:
 
         The rows of items change only where items are taken, so the others keep what they have.
         """
-        sides, known = self._sides, min(n_items, self.rows.items.count, self._count)
+        sides, known = self._sides, min(n_items, self.rows.items.count, self._items.rows)
+        sums, weight, last = (array[:known] for array in self._items.arrays)
         if known > len(self._factored_at):
-            self._factors = np.empty((len(self._last), len(MATCHES)), dtype=np.float32)
-            self._factored_at = np.full(len(self._last), -1)
-        left = np.exp2((past.events - self._last[:known]).astype(np.float32) * np.float32(-1 / _HALF_LIFE))
-        changed = np.flatnonzero(self._last[:known] != self._factored_at[:known])
-        policy.load("profiles").prepare(
-            sides[1], self._sums[:known], self._weight[:known], left, changed, self._factors
-        )
-        self._factored_at[changed] = self._last[changed]
+            room = len(self._items.arrays[0])
+            self._factors = np.empty((room, len(MATCHES)), dtype=np.float32)
+            self._factored_at = np.full(room, -1)
+        left = np.exp2((past.events - last).astype(np.float32) * np.float32(-1 / _HALF_LIFE))
+        changed = np.flatnonzero(last != self._factored_at[:known])
+        policy.load("profiles").prepare(sides[1], sums, weight, left, changed, self._factors)
+        self._factored_at[changed] = last[changed]
         return self._factors[:known]
 
     def match_all(self, user: Ints, factors: Singles, past: History, out: Singles, *, seen: bool = True) -> None:
@@ -103,7 +104,7 @@ class Profiles:
         direction, profile = np.zeros((2, 1, self.rows.dim), dtype=np.float32)
         kernels = policy.load("profiles")
         kernels.recent(*past.of_users.storage, past.of_users.rows, user, _DECAY, *sides, lasts, direction, profile)
-        kernels.match_all(direction[0], profile[0], sides[1], self._sums[: self._count], factors, out)
+        kernels.match_all(direction[0], profile[0], sides[1], self._items.held[0], factors, out)
         out[len(factors) :] = 0
         if not seen:
             return
@@ -117,29 +118,13 @@ class Profiles:
             self.match(user, own[None, :], past, again)
             out[own] = again[0]
 
-    def undo_point(self, users: Ints, items: Ints) -> Callable[[], None]:
-        """A function that takes back the next `observe` of these interactions."""
-        count, held, undo_rows = self._count, distinct(items[items < self._count]), self.rows.undo_point(users, items)
-        before = self._sums[held], self._weight[held], self._last[held]
-
-        def undo() -> None:
-            for array, rows in zip(self._parts(), before, strict=True):
-                array[held], array[count : self._count] = rows, 0
-            self._count = count
-            self._start_factors()
-            undo_rows()
-
-        return undo
-
     def forget_user(self, user: int) -> None:
         """Take a user's row out; what others' rows and profiles have from it stays."""
         self.rows.forget_user(user)
 
     def state(self) -> Arrays:
         """Arrays that `restore` turns back into the same profiles."""
-        names = "takers", "weight", "last"
-        sums = {name: array.copy() for name, array in zip(names, self._held(self._count), strict=True)}
-        return {**{f"rows.{name}": array for name, array in self.rows.state().items()}, **sums}
+        return {**{f"rows.{name}": array for name, array in self.rows.state().items()}, **self._items.state()}
 
     def restore(self, state: SavedArrays, events: int) -> None:
         """Become what `state` described, after `events` events; else a `CheckpointError`."""
@@ -149,18 +134,70 @@ class Profiles:
         last = saved_array(state, "last", np.int64, (len(weight),), least=0, most=max(events - 1, 0))
         require(len(rows.get("items", ())) == len(weight), "takers and rows are of different items")
         self.rows.restore(rows)
-        self._sums, self._weight, self._last, self._count = sums, weight, last, len(weight)
+        self._items.restore({"takers": sums, "weight": weight, "last": last})
         self._start_factors()
 
-    def _grow(self, count: int) -> None:
-        if count > len(self._weight):
-            room = max(count, 2 * len(self._weight), 1024) - len(self._weight)
-            more: list[npt.NDArray[Any]] = [np.zeros((room, *part.shape[1:]), part.dtype) for part in self._parts()]
-            self._sums, self._weight, self._last = map(np.concatenate, zip(self._parts(), more, strict=True))
-        self._count = max(self._count, count)
 
-    def _parts(self) -> tuple[npt.NDArray[Any], ...]:
-        return self._sums, self._weight, self._last
+#: The features of items: two decayed counts, idle time and age, as log(1 + x).
+OF_ITEMS = ("count_300", "count_5k", "idle", "age")
+#: No logarithm of a count or of a time is larger.
+_LARGEST = 64.0
 
-    def _held(self, count: int) -> tuple[npt.NDArray[Any], ...]:
-        return self._sums[:count], self._weight[:count], self._last[:count]
+
+class Preferences:
+    """Exponential means, user by user, of features of items as they were when taken; and of all events together.
+
+    A user's preferences are the difference of the two, drawn towards nothing while little is known: times n / (n + 3).
+    """
+
+    def __init__(self, half_lives: tuple[float, float] = (300.0, 5_000.0)) -> None:
+        self._rates: Floats = 1 / np.array(half_lives)
+        #: The means of each user, and how much the user took.
+        self._users = GrowingRows(means=RowPart(np.float32, (len(OF_ITEMS),)), taken=RowPart(np.int64))
+        self._overall: Floats = np.zeros(len(OF_ITEMS) + 1)
+
+    @property
+    def usual(self) -> Floats:
+        """The means of all events."""
+        return self._overall[: len(OF_ITEMS)]
+
+    def observe(self, users: Ints, items: Ints, counts: ItemCounts) -> None:
+        """Follow a batch; `counts` are those before it."""
+        if not len(users):
+            return
+        keep(self, "_overall")
+        self._users.touch(users)
+        named, places = np.unique(items, return_inverse=True)
+        seen = counts.before(named, self._rates)
+        batch = np.array(users), places, *seen, self._rates, counts.events  # a log's users may be read-only
+        policy.load("profiles").follow_preferences(*batch, *self._users.held, self._overall)
+
+    def read(self, users: Ints) -> Floats:
+        """Preferences of users: n × 4."""
+        out = np.empty((len(users), len(OF_ITEMS)))
+        policy.load("profiles").preferences(np.ascontiguousarray(users), *self._users.held, self._overall, out)
+        return out
+
+    def write(self, users: Ints, features: Ints, first: int, out: Singles) -> None:
+        """Write inputs of lines n × c from input `first` on: preferences, and those times the candidate's own features.
+
+        `features` are the inputs that hold the latter.
+        """
+        policy.load("profiles").write_preferences(features, self.read(users), self.usual, first, out)
+
+    def forget_user(self, user: int) -> None:
+        """Know nothing of a user any more."""
+        for array in self._users.held:
+            array[user : user + 1] = 0
+
+    def state(self) -> Arrays:
+        """Arrays that `restore` turns back into the same preferences."""
+        return {**self._users.state(), "overall": self._overall.copy()}
+
+    def restore(self, state: SavedArrays) -> None:
+        """Become what `state` described; arrays that no preferences can have are a `CheckpointError`."""
+        means = saved_array(state, "means", np.float32, (None, len(OF_ITEMS)), least=-_LARGEST, most=_LARGEST)
+        taken = saved_array(state, "taken", np.int64, (len(means),), least=0, most=MOST)
+        overall = saved_array(state, "overall", np.float64, self._overall.shape, least=0, most=float(MOST))
+        self._users.restore({"means": means, "taken": taken})
+        self._overall = overall

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from melon.service.http.gate import App, AsgiScope, Gate, Quick, Receive, Send
 from melon.service.http.overview import Sharing
 from melon.service.http.protocol import patient_protocol
 from melon.service.http.shapes import EventIn
+from melon.service.http.tenants import TenantApps
 from melon.service.keys import Bucket, keys_of, local_token
 from melon.service.process import log_as_json
 
@@ -49,8 +50,8 @@ class Application(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def make_app(settings: ServeSettings) -> Application:
-    """The application of one API process; its backend is opened when it starts and closed when it ends."""
+def make_app(settings: ServeSettings, tenant: str = "") -> Application:
+    """The application of one API process or tenant; its backend is opened when it starts and closed when it ends."""
 
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -70,7 +71,7 @@ def make_app(settings: ServeSettings) -> Application:
     app.state.settings = settings
     app.state.keys, app.state.token = keys_of(settings), local_token(settings.folder)
     app.state.bucket = Bucket(settings.rate, settings.burst)
-    backend = app.state.backend = Backend(settings)
+    backend = app.state.backend = Backend(settings, tenant)
     app.state.activity, app.state.sharing = Activity(backend), Sharing()
     app.gate = Gate(
         app.general,
@@ -119,15 +120,20 @@ def bare_app(life: Any = None) -> Application:
     return app
 
 
-def run_api(settings: ServeSettings, listening: socket.socket, url: str) -> None:
+def run_api(
+    settings: ServeSettings, listening: socket.socket, url: str, tenants: Mapping[str, ServeSettings] | None = None
+) -> None:
     """Serve on `url` until SIGTERM or SIGINT: then refuse requests, finish those under way, commit what waits."""
     log_as_json()
     sys.setswitchinterval(_SWITCH_S)
     gc.set_threshold(20_000, 20, 50)
-    server = make_server(settings)
-    backend: Backend = server.config.app.state.backend  # type: ignore[union-attr]
-    backend.replica.when_loaded(_keep_from_collecting)
-    backend.log.announce(url)
+    if tenants:
+        server = make_server(settings, TenantApps(tenants, url, make_app))
+    else:
+        server = make_server(settings)
+        backend: Backend = server.config.app.state.backend  # type: ignore[union-attr]
+        backend.replica.when_loaded(_keep_from_collecting)
+        backend.log.announce(url)
     server.run(sockets=[listening])
     if not server.started:
         sys.exit(3)
@@ -140,10 +146,10 @@ def _keep_from_collecting() -> None:
     gc.freeze()
 
 
-def make_server(settings: ServeSettings) -> uvicorn.Server:
-    """uvicorn with the application and its limits."""
+def make_server(settings: ServeSettings, app: App | None = None) -> uvicorn.Server:
+    """uvicorn with an application (default: that of the settings) and its limits."""
     config = uvicorn.Config(
-        make_app(settings),
+        app or make_app(settings),
         http=patient_protocol(settings.header_s, settings.body_rate, settings.connections),
         ws="none",
         lifespan="on",

@@ -102,7 +102,7 @@ class Learner(Closing):
         """Give a sign of life."""
         self._held.beat()
         if self._lease is not None:
-            self._lease.beat()
+            self._lease.check()
 
     @property
     def position(self) -> Position:

@@ -23,12 +23,13 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from zlib import crc32
 
-from melon.errors import DiskFullError, HeldError, LogError, MissingExtraError, SettingsError, StorageError
+from melon.errors import DataError, DiskFullError, HeldError, LogError, MissingExtraError, SettingsError, StorageError
 from melon.service.log.files import Closing, Database, Sync, masked
 
 try:
     import psycopg
     from psycopg import sql
+    from psycopg.types.string import TextLoader
 except ImportError:
     raise MissingExtraError("a log in PostgreSQL", "postgres") from None
 
@@ -41,8 +42,8 @@ _TIMEOUT: dict[str, Any] = {
     "connect_timeout": 5, "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,
     "tcp_user_timeout": 5000,
 }  # fmt: skip
-#: Seconds without a sign of life after which a lease is taken from its holder.
-LEASE_S = 3.0
+#: Seconds between two signs of life of a lease's holder, without one until another may take it, and until it is over.
+_BEAT_S, LEASE_S, _OVER_S = 0.25, 1.2, 30.0
 _TYPES = {
     "INTEGER": "BIGINT",
     "REAL": "DOUBLE PRECISION",
@@ -75,7 +76,7 @@ class Postgres(Database):
 
     def _connect(self) -> psycopg.Connection[Any]:
         try:
-            connection = psycopg.connect(self._conninfo, autocommit=True, application_name="melon", **_TIMEOUT)
+            connection = psycopg.connect(self._conninfo, autocommit=True, application_name=_name(_this()), **_TIMEOUT)
         except psycopg.Error as error:
             raise StorageError(f"{self.name} cannot be reached: {_first_line(error)}. Is the server running?") from None
         try:
@@ -215,39 +216,62 @@ class Postgres(Database):
 class Lease(Closing):
     """The right to be the one learner of a service, on any machine: a lock that ends with its connection.
 
-    Its holder gives signs of life. One that gives none for a few seconds (its machine hangs, or it was stopped) loses
-    it to whoever asks; what it still writes is refused, since a later epoch has begun by then.
+    A thread of its holder gives signs of life. One that gives none for a moment (its machine hangs, its network is cut
+    off, or it was stopped) loses it to whoever asks; what it still writes is refused, since a later epoch has begun.
     """
 
     def __init__(self, url: str, role: str) -> None:
         self._db = Postgres(url, "batches", "NORMAL", "")
-        self._role, self._beaten = role, 0.0
+        self._role = role
+        self._problem: LogError | None = None
+        self._ended = threading.Event()
         number = _number(f"{self._db.schema} {role}")
         if not self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0]:
             query = "SELECT holder, pid, extract(epoch FROM clock_timestamp()) - beat FROM leases WHERE role = ?"
-            holder, pid, age = (self._db.rows(query, (role,)) or [("another process", None, 0.0)])[0]
-            if float(age) > LEASE_S and pid is not None:
-                self._db.rows("SELECT pg_terminate_backend(?::integer)", (pid,))
-            self._db.close()
-            raise HeldError(f"{self._db.name} has a {role} already: {holder}.", None)
-        self.beat()
+            holder, pid, age = (self._db.rows(query, (role,)) or [("another process", 0, 0.0)])[0]
+            if float(age) <= LEASE_S or not self._taken(holder, pid, number):
+                self._db.close()
+                raise HeldError(f"{self._db.name} has a {role} already: {holder}.", None)
+        self._sign()
+        self._thread = threading.Thread(target=self._live, name="lease", daemon=True)
+        self._thread.start()
 
-    def beat(self) -> None:
-        """Give a sign of life, twice a second; a lease whose connection has ended is lost."""
-        now = time.monotonic()
-        if now < self._beaten + 0.5:
-            return
-        self._beaten = now
+    def _taken(self, holder: str, pid: int, number: int) -> bool:
+        """Whether the lock is ours once its holder is cut off, also where it was inside a transaction."""
+        its = "pid = ? OR application_name = ? AND state LIKE 'idle in transaction%'"
+        self._db.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {its}", (pid, _name(holder)))
+        for _ in range(20):
+            if self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0]:
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _live(self) -> None:
+        try:
+            while not self._ended.wait(_BEAT_S):
+                self._sign()
+        except LogError as problem:
+            self._problem = problem
+
+    def _sign(self) -> None:
+        """Give a sign of life; a lease whose connection has ended is lost."""
         self._db.rows(
             "INSERT INTO leases VALUES (?, ?, pg_backend_pid(), extract(epoch FROM clock_timestamp())) "
             "ON CONFLICT(role) DO UPDATE SET holder = excluded.holder, pid = excluded.pid, beat = excluded.beat",
-            (self._role, f"process {os.getpid()} on {socket.gethostname()}"),
+            (self._role, _this()),
         )
         if not self._db.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"):
             raise HeldError(f"the connection to {self._db.name} was lost, and with it the role of {self._role}.", None)
 
+    def check(self) -> None:
+        """Raise what has ended it, if anything has."""
+        if self._problem is not None:
+            raise self._problem
+
     def close(self) -> None:
         """Let others have it."""
+        self._ended.set()
+        self._thread.join(1.0)
         self._db.close()
 
 
@@ -255,7 +279,22 @@ def is_leased(url: str, role: str) -> bool:
     """Whether the holder of a role has given a sign of life lately."""
     with Postgres(url, "batches") as db:
         query = "SELECT 1 FROM leases WHERE role = ? AND beat > extract(epoch FROM clock_timestamp()) - ?"
-        return bool(db.rows(query, (role, 10 * LEASE_S)))
+        return bool(db.rows(query, (role, _OVER_S)))
+
+
+def answered(address: str, query: str, at_once: int) -> Iterator[Any]:
+    """The names of a query's columns, then its rows in parts, by a cursor of the server; nothing can be written."""
+    try:
+        with psycopg.connect(address, application_name="melon import", connect_timeout=10) as connection:
+            connection.read_only = True
+            connection.adapters.register_loader("uuid", TextLoader)
+            with connection.cursor("melon") as cursor:
+                cursor.execute(query.encode())
+                yield [column.name for column in cursor.description or ()]
+                while rows := cursor.fetchmany(at_once):
+                    yield rows
+    except psycopg.Error as error:
+        raise DataError(f"{masked(address)} does not answer the query: {_first_line(error)}.") from None
 
 
 class SharedFiles(Closing):
@@ -381,6 +420,15 @@ def _definition(tables: str, *, unlogged: bool) -> str:
         tables = tables.replace(one, other)
     tables = tables.replace("WITHOUT ROWID", "").replace("CREATE TABLE", f"CREATE {'UNLOGGED ' * unlogged}TABLE")
     return _RESERVED.sub(r'"\1"', tables)
+
+
+def _this() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _name(process: str) -> str:
+    """How a process is called in the server's list of connections."""
+    return f"melon {process}"[:63]
 
 
 def _number(text: str) -> int:
