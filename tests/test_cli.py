@@ -232,7 +232,7 @@ def test_pretrain_makes_a_model_that_can_be_loaded(stream: Path, tmp_path: Path,
     )
     assert ended.code == 0, ended.err
     assert "chosen for pre-training: epochs=" in ended.out
-    assert "w_new=2.0" in ended.out
+    assert "w_new=2" in ended.out
     assert f'melon.load("{folder}")' in ended.out
     model = melon.load(folder)
     assert (model.n_users, model.n_items, model.n_interactions) == (30, 40, 1_000)
@@ -316,7 +316,7 @@ def test_ctrl_c_says_how_to_resume_and_resuming_ends_the_same(stream: Path, tmp_
     assert "Traceback" not in said + rest
     assert not stopped.exists()
     (kept,) = stopped.parent.glob("*.progress")
-    assert {path.name for path in kept.iterdir()} >= {"choice-pretrain.json", "window.safetensors"}
+    assert {path.name for path in kept.iterdir()} >= {"choice-pretrain.json", "state-window.safetensors"}
 
     code, _, said = run(*asked, "--json", stopped, "--resume")
     assert code == 0, said

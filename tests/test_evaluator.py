@@ -243,14 +243,14 @@ class TestResuming:
             with pytest.raises(StoppedError, match="resume=True"):
                 melon.evaluate(flips, "bpr", "eals", **given)
         (folder,) = tmp_path.glob("*.progress")
-        for broken in ("choice-eals.json", "window.safetensors", "refitted.safetensors"):
+        for broken in ("choice-eals.json", "state-window.safetensors", "state-refitted.safetensors"):
             path = folder / broken
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         capsys.readouterr()
         again = melon.evaluate(flips, "bpr", "eals", **given, resume=True)
         assert timeless(again.record) == wanted
         said = capsys.readouterr().err
-        for broken in ("choice-eals.json", "window.safetensors", "refitted.safetensors"):
+        for broken in ("choice-eals.json", "state-window.safetensors", "state-refitted.safetensors"):
             assert f"{folder / broken} is broken" in said
 
     def test_earlier_work_is_never_used_without_being_asked_for(

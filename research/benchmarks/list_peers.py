@@ -43,7 +43,7 @@ from melon.types import Floats, Ints, Scores
 from strong.kinds import KINDS
 from strong.mixture import SHAPES, Peer
 
-HALF_LIVES, WEIGHTS = (300, 1_000, 10_000, 100_000), (0.03, 0.1, 0.3, 1.0, 3.0)
+HALF_LIVES, WEIGHTS = (30, 100, 300, 1_000, 10_000, 100_000), (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 JUDGED, AT_ONCE, MOST_ITEMS = 1_000, 16, {"ease": 20_000}
 Ranks = dict[str, Floats]
 

@@ -66,7 +66,8 @@ def main() -> None:
         log = log.head(parts.validation_stop)
         if asked.share < 1:
             skipped = round((1 - asked.share) * len(log))
-            log = log.tail(skipped)
+            users, items = log.user_ids[log.users[skipped:]], log.item_ids[log.items[skipped:]]
+            log = Interactions.from_ids(users, items, log.times[skipped:])
             parts = Parts(parts.train_stop - skipped, parts.validation_stop - skipped, parts.validation_stop - skipped)
         judged = log.times[parts.judged_from :]
         shared = float((np.diff(judged) == 0).mean())

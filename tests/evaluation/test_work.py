@@ -11,9 +11,9 @@ from melon.errors import DataError
 from melon.evaluation.lists import TRACKS, BatchLists, TrackLists
 from melon.evaluation.prequential import Point, Tally
 from melon.evaluation.ranking import Ranks
-from melon.evaluation.work import PlainKeeper, StateKeeper, TallyKeeper, Work, start_afresh, work_folder
+from melon.evaluation.work import PLAIN, TALLY, Work, start_afresh, states, work_folder
 from melon.fitting.plan import EvaluationProtocol, Plan
-from melon.fitting.pretrained import PretrainedState, refit
+from melon.fitting.pretrained import refit
 
 
 def tally(*, full: bool) -> Tally:
@@ -33,8 +33,8 @@ def tally(*, full: bool) -> Tally:
 @pytest.mark.parametrize("full", [True, False])
 def test_a_tally_comes_back_as_it_was(full: bool, tmp_path: Path) -> None:
     made = tally(full=full)
-    TallyKeeper().write(made, tmp_path / "t.safetensors")
-    back = TallyKeeper().read(tmp_path / "t.safetensors")
+    TALLY.write(made, tmp_path / "t.safetensors")
+    back = TALLY.read(tmp_path / "t.safetensors")
     assert len(back.points) == len(made.points)
     for one, other in zip(made.points, back.points, strict=True):
         for name in ("start", "stop", "loss", "score_ms", "update_ms"):
@@ -57,7 +57,7 @@ def test_a_recommender_comes_back_as_it_was(flips: Interactions, tmp_path: Path)
     settings = {"dim": 4, "layers": (5,)}
     plan = Plan("ncf", recommender_settings=settings, protocol=EvaluationProtocol(seed=3))
     made = refit(plan, flips.head(200), {"epochs": 1})
-    keeper = StateKeeper(lambda tables: PretrainedState(plan, tables))
+    keeper = states(plan)
     keeper.write(made, tmp_path / "s.safetensors")
     back = keeper.read(tmp_path / "s.safetensors")
     assert back.tables.keys() == made.tables.keys()
@@ -75,18 +75,18 @@ def test_work_is_done_once_and_remembered_across_processes(tmp_path: Path) -> No
 
     folder = tmp_path / "deep" / "down"
     first, second = Work(folder), Work(folder)
-    assert [first.once("a/b", PlainKeeper(), make) for _ in range(2)] == [{"n": 1}] * 2
-    assert second.once("a/b", PlainKeeper(), make) == {"n": 1}
-    assert second.once("other", PlainKeeper(), make) == {"n": 2}
+    assert [first.once("a/b", PLAIN, make) for _ in range(2)] == [{"n": 1}] * 2
+    assert second.once("a/b", PLAIN, make) == {"n": 1}
+    assert second.once("other", PLAIN, make) == {"n": 2}
     assert len(made) == 2
     second.forget()
     assert not folder.exists()
-    assert Work(folder).once("a/b", PlainKeeper(), make) == {"n": 3}
+    assert Work(folder).once("a/b", PLAIN, make) == {"n": 3}
 
 
 def test_without_a_folder_work_is_remembered_for_as_long_as_it_lives() -> None:
     work = Work()
-    assert work.once("a", PlainKeeper(), lambda: {"n": 1}) is work.once("a", PlainKeeper(), dict)
+    assert work.once("a", PLAIN, lambda: {"n": 1}) is work.once("a", PLAIN, dict)
     work.forget()
 
 
@@ -95,7 +95,7 @@ def test_what_breaks_half_way_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Work(tmp_path).once("a", PlainKeeper(), make)
+        Work(tmp_path).once("a", PLAIN, make)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,7 +113,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(module, "save_file", full)
     with pytest.raises(DataError, match="No space left on device"):
-        TallyKeeper().write(tally(full=False), tmp_path / "t.safetensors")
+        TALLY.write(tally(full=False), tmp_path / "t.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -162,23 +162,23 @@ class TestPrivateFolder:
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
 def test_a_broken_choice_is_reported_and_made_again(content: bytes, tmp_path: Path) -> None:
-    Work(tmp_path).once("a", PlainKeeper(), lambda: {"n": 1})
+    Work(tmp_path).once("a", PLAIN, lambda: {"n": 1})
     (tmp_path / "a.json").write_bytes(content)
     lines: list[str] = []
     again = Work(tmp_path, report=lines.append)
-    assert again.once("a", PlainKeeper(), lambda: {"n": 2}) == {"n": 2}
+    assert again.once("a", PLAIN, lambda: {"n": 2}) == {"n": 2}
     assert len(lines) == 1
     assert f"{tmp_path / 'a.json'} is broken" in lines[0]
-    assert Work(tmp_path).once("a", PlainKeeper(), dict) == {"n": 2}
+    assert Work(tmp_path).once("a", PLAIN, dict) == {"n": 2}
 
 
 def test_a_broken_tally_is_reported_and_made_again(tmp_path: Path) -> None:
     made = tally(full=True)
-    Work(tmp_path).once("t", TallyKeeper(), lambda: made)
+    Work(tmp_path).once("t", TALLY, lambda: made)
     whole = (tmp_path / "t.safetensors").read_bytes()
     for content in (b"", whole[: len(whole) // 2], whole[:-1]):
         (tmp_path / "t.safetensors").write_bytes(content)
         lines: list[str] = []
-        again = Work(tmp_path, report=lines.append).once("t", TallyKeeper(), lambda: made)
+        again = Work(tmp_path, report=lines.append).once("t", TALLY, lambda: made)
         assert again is made
         assert len(lines) == 1

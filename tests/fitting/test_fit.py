@@ -199,18 +199,6 @@ class TestWhatIsSaid:
         for stage in ("choosing pre-training settings", "choosing settings of default", "pre-training bpr on 2,000"):
             assert stage in shown.err
 
-    def test_an_evaluation_says_it_too(self, stream: Path, tmp_path: Path, run: Run) -> None:
-        words = ("--recommender", "bpr", "--strategy", "eals", "--negatives", "15", "--budget", "0")
-        ended = run("evaluate", stream, *WORDS, *words, "--json", tmp_path / "r.json")
-        assert ended.code == 0, ended.err
-        assert "the budget is 0" in ended.err
-        record = json.loads((tmp_path / "r.json").read_text())
-        assert "the budget is 0" in record["notes"][0]
-        chosen = record["config"]["chosen"]
-        assert all(choice["trials"] == [] for choice in chosen.values())
-        assert chosen["pretrain"]["settings"] == {"epochs": 2}
-        assert chosen["eals"]["settings"] == {"half_life": None}
-
 
 class TestSteps:
     @pytest.mark.parametrize("recommender", ["bpr", "blend"])

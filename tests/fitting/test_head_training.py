@@ -9,7 +9,6 @@ from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
 from melon.errors import LearningError
 from melon.evaluation.predictors import RowsAlone
-from melon.fitting.fit import Fitting
 from melon.fitting.meta_training import WindowMetaTraining
 from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import PretrainedState, deploy, refit
@@ -135,16 +134,6 @@ def test_rows_that_diverge_on_an_earlier_window_cost_its_head_batches_alone(
     meta_training = selection.train_meta_model(Default(), start, parts.train_stop, {"epochs": 2})
     alone = selection.train_meta_model(Default(), start, parts.train_stop)
     assert all(np.array_equal(meta_training[name], alone[name]) for name in alone)
-
-
-def test_a_fitted_model_has_the_head_of_all_windows(log: Interactions, parts: Parts) -> None:
-    past = log.head(parts.train_stop)
-    fitting = Fitting(log.head(parts.validation_stop), parts, past, replace(BLEND, strategy="default"))
-    choices = fitting.choose()
-    meta_training, (pretraining, start) = fitting.meta_train("default", choices), fitting.window()
-    learner = fitting.plan.make_strategy(choices["default"]["settings"])
-    alike = fitting.selection.train_meta_model(learner, start, parts.train_stop, pretraining["settings"])
-    assert all(np.array_equal(meta_training[name], alike[name]) for name in alike)
 
 
 def test_what_was_stream_trained_is_deployed_with_counts_of_the_whole_past(log: Interactions, parts: Parts) -> None:

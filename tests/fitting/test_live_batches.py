@@ -10,6 +10,7 @@ from melon.fitting.plan import EvaluationProtocol, Plan
 from melon.fitting.pretrained import refit
 from melon.fitting.selection import Selection
 from melon.stream.split import split
+from melon.types import Ints
 
 DAY = 86_400
 
@@ -26,23 +27,18 @@ def selection_of(log: Interactions, batch_size: int = 256) -> Selection:
     return Selection(log.head(parts.validation_stop), parts, plan)
 
 
-class TestSizes:
-    def test_seconds_allow_all(self) -> None:
-        assert sizes_worth_trying(np.arange(1_000) * 7 + 1, 256) == (64, 16)
-
-    def test_only_smaller_ones(self) -> None:
-        assert sizes_worth_trying(np.arange(1_000) * 7 + 1, 64) == (16,)
-        assert sizes_worth_trying(np.arange(1_000) * 7 + 1, 8) == ()
-
-    def test_whole_days_say_nothing(self) -> None:
-        assert sizes_worth_trying(np.arange(1_000) * DAY, 256) == ()
-
-    def test_a_batch_within_one_stamp_says_nothing(self) -> None:
-        assert sizes_worth_trying(np.arange(1_000) // 20 + 1, 256) == (64,)
-        assert sizes_worth_trying(np.full(1_000, 7), 256) == ()
-
-    def test_no_events(self) -> None:
-        assert sizes_worth_trying(np.empty(0, dtype=np.int64), 256) == ()
+@pytest.mark.parametrize(
+    ("times", "usual", "tried"),
+    [
+        (np.arange(1_000) * 7 + 1, 256, (64, 16)),
+        (np.arange(1_000) * 7 + 1, 64, (16,)),
+        (np.arange(1_000) * DAY, 256, ()),  # whole days say nothing
+        (np.arange(1_000) // 20 + 1, 256, (64,)),  # nor does a batch within one stamp
+        (np.empty(0, dtype=np.int64), 256, ()),
+    ],
+)
+def test_sizes_at_which_the_streams_own_order_decides(times: Ints, usual: int, tried: tuple[int, ...]) -> None:
+    assert sizes_worth_trying(times, usual) == tried
 
 
 def test_each_size_is_measured_from_the_same_model(log: Interactions) -> None:

@@ -68,12 +68,6 @@ def test_what_is_fixed_is_not_searched_but_told() -> None:
     assert found.at_edge == ()
 
 
-def test_all_fixed_is_one_trial() -> None:
-    judge, asked = judged(lambda x, y: 1.0)
-    assert search(PLANE, 8, judge, {"x": 0, "y": 0}).settings == {"x": 0, "y": 0}
-    assert len(asked) == 1
-
-
 def test_an_axis_of_one_value_is_told_and_has_no_edge() -> None:
     judge, asked = judged(lambda x, only: float(x))
     found = search(Space({"only": (5,), "x": (0, 1, 2)}), 9, judge)

@@ -17,7 +17,7 @@ from melon.evaluation.lists import Lister
 from melon.evaluation.predictors import Frozen, Popularity, Predictor, Retrained
 from melon.evaluation.prequential import Tally, prequential
 from melon.evaluation.record import CellRecord
-from melon.evaluation.work import CellMemo, PlainKeeper, TallyKeeper, Work
+from melon.evaluation.work import PLAIN, TALLY, CellMemo, Work
 from melon.fitting.baselines import choose_baselines
 from melon.fitting.config import CellConfig
 from melon.fitting.fit import Fitting, without_trials
@@ -100,7 +100,7 @@ class Cell:
         tallies = {
             name: self._work.once(
                 f"stream/{self._label(name)}",
-                TallyKeeper(),
+                TALLY,
                 lambda name=name, make=make: self._stream(name, make(), log, candidates),  # type: ignore[misc]
             )
             for name, make in self._predictors(choices, state, meta_training, log).items()
@@ -111,7 +111,7 @@ class Cell:
 
     def choose(self) -> Plain:
         """Everything that is chosen, from data before the test part alone."""
-        choices, plain, selection = self.fitting.choose(beside=("default",)), PlainKeeper(), self.selection
+        choices, selection = self.fitting.choose(beside=("default",)), self.selection
         if self.fitting.unchosen is not None:
             settings: Plain = {"recent_popularity": {"half_life": 3_000}}
             settings |= {name: {"kind": kinds[0], **UNCHOSEN} for name, kinds in SOURCES.items()}
@@ -122,7 +122,7 @@ class Cell:
             self.progress.stage("choosing half-lives and weights of simple baselines")
             return {name: choice.plain() for name, choice in choose_baselines(selection).items()}
 
-        return choices | self._work.once("choice/baselines", plain, baselines)
+        return choices | self._work.once("choice/baselines", PLAIN, baselines)
 
     def _note_a_small_catalogue(self) -> None:
         """Say early that nothing can be ranked, where users have taken almost everything."""
@@ -146,7 +146,7 @@ class Cell:
             settings = choices[strategy]["settings"]
             return measure_live_batches(self.selection, self.selection.at_window(strategy, settings, start))
 
-        return self._work.once("live_batches", PlainKeeper(), measure)
+        return self._work.once("live_batches", PLAIN, measure)
 
     def _label(self, name: str) -> str:
         """Under which name a predictor is shown and its work is shared."""

@@ -8,9 +8,10 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -32,109 +33,91 @@ _Result = TypeVar("_Result")
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, SafetensorError)
 
 
-class Keeper(Protocol[_Result]):
-    """How one kind of result is written to a file and read back."""
+@dataclass(frozen=True)
+class Keeper(Generic[_Result]):
+    """How one kind of result is written to a file, in one step, and read back."""
 
     suffix: str
-
-    def write(self, result: _Result, path: Path) -> None:
-        """Write the file in one step."""
-
-    def read(self, path: Path) -> _Result:
-        """Read it back."""
+    write: Callable[[_Result, Path], None]
+    read: Callable[[Path], _Result]
 
 
-class PlainKeeper:
-    """Choices: JSON."""
-
-    suffix = ".json"
-
-    def write(self, result: Plain, path: Path) -> None:
-        write_text(path, json.dumps(result))
-
-    def read(self, path: Path) -> Plain:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise TypeError(f"{path} holds no JSON object")
-        return content
+def _read_plain(path: Path) -> Plain:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise TypeError(f"{path} holds no JSON object")
+    return content
 
 
-class StateKeeper:
-    """Pre-trained recommenders: safetensors."""
-
-    suffix = ".safetensors"
-
-    def __init__(self, rebuild: Callable[[Mapping[str, dict[str, AnyArray]]], PretrainedState]) -> None:
-        self._rebuild = rebuild
-
-    def write(self, result: PretrainedState, path: Path) -> None:
-        _save(
-            {f"{table}/{part}": held for table, state in result.tables.items() for part, held in state.items()},
-            path,
-        )
-
-    def read(self, path: Path) -> PretrainedState:
-        tables: dict[str, dict[str, AnyArray]] = {}
-        for name, array in load_file(path).items():
-            table, _, part = name.rpartition("/")
-            tables.setdefault(table, {})[part] = array
-        return self._rebuild(tables)
+def _save(arrays: Arrays, path: Path) -> None:
+    try:
+        with replacing(path) as unfinished:
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, unfinished)
+    except SafetensorError as problem:
+        raise DataError(f"{path} cannot be written: {problem}.") from problem
 
 
-class MetaTrainingKeeper:
-    """Meta-parameters trained on the selection window: safetensors."""
-
-    suffix = ".safetensors"
-
-    def write(self, result: MetaParameters, path: Path) -> None:
-        _save(result, path)
-
-    def read(self, path: Path) -> MetaParameters:
-        return load_file(path)
+def _save_state(state: PretrainedState, path: Path) -> None:
+    _save({f"{table}/{part}": held for table, parts in state.tables.items() for part, held in parts.items()}, path)
 
 
-class TallyKeeper:
-    """Evaluated streams: safetensors, the batches laid end to end."""
+def _read_state(plan: Plan, observed: LogStates, path: Path) -> PretrainedState:
+    tables: dict[str, dict[str, AnyArray]] = {}
+    for name, array in load_file(path).items():
+        table, _, part = name.rpartition("/")
+        tables.setdefault(table, {})[part] = array
+    return PretrainedState(plan, tables, observed)
 
-    suffix = ".safetensors"
 
-    def write(self, result: Tally, path: Path) -> None:
-        points = result.points
-        arrays: Arrays = {
-            "bounds": np.array([(p.start, p.stop, len(p.ranks)) for p in points], dtype=np.int64).reshape(-1, 3),
-            "costs": np.array([(p.loss, p.score_ms, p.update_ms, p.moved) for p in points]).reshape(-1, 4),
-            "usable": np.concatenate([p.usable for p in points]),
-            "rank": result.rank,
-            "ties": result.ties.astype(np.int64),
-        }
-        if result.lists:
-            arrays["known"] = np.array([lists.known for lists in result.lists])
-            arrays["listable"] = np.concatenate([lists.listable for lists in result.lists])
-            for track in TRACKS:
-                tracks = [lists.tracks[track] for lists in result.lists]
-                arrays[f"{track}/rank"] = np.concatenate([each.rank for each in tracks])
-                arrays[f"{track}/listed"] = np.concatenate([each.listed for each in tracks])
-        _save(arrays, path)
+def _save_tally(tally: Tally, path: Path) -> None:
+    """The batches laid end to end."""
+    points = tally.points
+    arrays: Arrays = {
+        "bounds": np.array([(p.start, p.stop, len(p.ranks)) for p in points], dtype=np.int64).reshape(-1, 3),
+        "costs": np.array([(p.loss, p.score_ms, p.update_ms, p.moved) for p in points]).reshape(-1, 4),
+        "usable": np.concatenate([p.usable for p in points]),
+        "rank": tally.rank,
+        "ties": tally.ties.astype(np.int64),
+    }
+    if tally.lists:
+        arrays["known"] = np.array([lists.known for lists in tally.lists])
+        arrays["listable"] = np.concatenate([lists.listable for lists in tally.lists])
+        for track in TRACKS:
+            tracks = [lists.tracks[track] for lists in tally.lists]
+            arrays[f"{track}/rank"] = np.concatenate([each.rank for each in tracks])
+            arrays[f"{track}/listed"] = np.concatenate([each.listed for each in tracks])
+    _save(arrays, path)
 
-    def read(self, path: Path) -> Tally:
-        arrays, tally = load_file(path), Tally()
-        events = ranks = 0
-        for number, ((start, stop, size), (loss, score_ms, update_ms, moved)) in enumerate(
-            zip(arrays["bounds"].tolist(), arrays["costs"].tolist(), strict=True)
-        ):
-            of_batch, of_events = slice(ranks, ranks + size), slice(events, events + stop - start)
-            lists = None
-            if "known" in arrays:
-                tracks = {
-                    track: TrackLists(arrays[f"{track}/rank"][of_events], arrays[f"{track}/listed"][of_events])
-                    for track in TRACKS
-                }
-                lists = BatchLists(int(arrays["known"][number]), arrays["listable"][of_events], tracks)
-            own = Ranks(arrays["rank"][of_batch], arrays["ties"][of_batch])
-            usable = arrays["usable"][of_events]
-            tally.add(Point(start, stop, usable, own, lists, loss, score_ms, update_ms, moved))
-            events, ranks = events + stop - start, ranks + size
-        return tally
+
+def _read_tally(path: Path) -> Tally:
+    arrays, tally = load_file(path), Tally()
+    events = ranks = 0
+    for number, ((start, stop, size), (loss, score_ms, update_ms, moved)) in enumerate(
+        zip(arrays["bounds"].tolist(), arrays["costs"].tolist(), strict=True)
+    ):
+        of_batch, of_events = slice(ranks, ranks + size), slice(events, events + stop - start)
+        lists = None
+        if "known" in arrays:
+            tracks = {
+                track: TrackLists(arrays[f"{track}/rank"][of_events], arrays[f"{track}/listed"][of_events])
+                for track in TRACKS
+            }
+            lists = BatchLists(int(arrays["known"][number]), arrays["listable"][of_events], tracks)
+        own = Ranks(arrays["rank"][of_batch], arrays["ties"][of_batch])
+        tally.add(Point(start, stop, arrays["usable"][of_events], own, lists, loss, score_ms, update_ms, moved))
+        events, ranks = events + stop - start, ranks + size
+    return tally
+
+
+#: Choices, meta-parameters and evaluated streams.
+PLAIN: Keeper[Plain] = Keeper(".json", lambda plain, path: write_text(path, json.dumps(plain)), _read_plain)
+META_TRAINING: Keeper[MetaParameters] = Keeper(".safetensors", _save, load_file)
+TALLY: Keeper[Tally] = Keeper(".safetensors", _save_tally, _read_tally)
+
+
+def states(plan: Plan, observed: LogStates | None = None) -> Keeper[PretrainedState]:
+    """Pre-trained recommenders of a plan."""
+    return Keeper(".safetensors", _save_state, partial(_read_state, plan, {} if observed is None else observed))
 
 
 class Work:
@@ -187,18 +170,16 @@ class CellMemo(Memo):
 
     def __init__(self, work: Work, plan: Plan) -> None:
         super().__init__()
-        observed: LogStates = {}
         self._work = work
-        self._states = StateKeeper(partial(PretrainedState, plan, observed=observed))
+        self._keepers: dict[str, Keeper[Any]] = {
+            "choice": PLAIN,
+            "state": states(plan),
+            "meta-training": META_TRAINING,
+        }
 
-    def choice(self, name: str, make: Callable[[], Plain]) -> Plain:
-        return self._work.once(name, PlainKeeper(), make)
-
-    def state(self, name: str, make: Callable[[], PretrainedState]) -> PretrainedState:
-        return self._work.once(name, self._states, make)
-
-    def meta_training(self, name: str, make: Callable[[], MetaParameters]) -> MetaParameters:
-        return self._work.once(name, MetaTrainingKeeper(), make)
+    def once(self, name: str, make: Callable[[], _Result]) -> _Result:
+        result: _Result = self._work.once(name, self._keepers[name.partition("/")[0]], make)
+        return result
 
 
 def work_folder(beside: Path | None, log: Interactions, config: Mapping[str, Any]) -> Path:
@@ -238,12 +219,3 @@ def _own_folder() -> Path:
 
 def _file_name(name: str, keeper: Keeper[Any]) -> str:
     return name.replace("/", "-") + keeper.suffix
-
-
-def _save(arrays: Arrays, path: Path, header: dict[str, str] | None = None) -> None:
-    try:
-        with replacing(path) as unfinished:
-            whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-            save_file(whole, unfinished, metadata=header)
-    except SafetensorError as problem:
-        raise DataError(f"{path} cannot be written: {problem}.") from problem

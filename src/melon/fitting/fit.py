@@ -34,24 +34,16 @@ _Result = TypeVar("_Result")
 
 
 class Memo:
-    """The results of steps by name, in memory; a bench keeps them in files too."""
+    """The results of steps by name, in memory; a bench keeps them in files too.
+
+    A name begins with the kind of its result: `choice`, `state` (a pre-trained recommender) or `meta-training`.
+    """
 
     def __init__(self) -> None:
         self._results: dict[str, Any] = {}
 
-    def choice(self, name: str, make: Callable[[], Plain]) -> Plain:
-        """A choice, made the first time only."""
-        return self._once(name, make)
-
-    def state(self, name: str, make: Callable[[], PretrainedState]) -> PretrainedState:
-        """A pre-trained recommender, made the first time only."""
-        return self._once(name, make)
-
-    def meta_training(self, name: str, make: Callable[[], MetaParameters]) -> MetaParameters:
-        """The meta-parameters of a strategy, trained the first time only."""
-        return self._once(name, make)
-
-    def _once(self, name: str, make: Callable[[], _Result]) -> _Result:
+    def once(self, name: str, make: Callable[[], _Result]) -> _Result:
+        """A result, made the first time only."""
         if name not in self._results:
             self._results[name] = make()
         result: _Result = self._results[name]
@@ -158,18 +150,18 @@ class Fitting:
         def pretraining() -> Plain:
             self.progress.stage("choosing pre-training settings on the selection window")
             choice, state = self.selection.pretraining()
-            self._memo.state("window", lambda: state)
+            self._memo.once("state/window", lambda: state)
             return choice.plain()
 
-        choice = self._memo.choice("choice/pretrain", pretraining)
-        return choice, self._memo.state("window", lambda: self._trained_before_window(choice["settings"]))
+        choice = self._memo.once("choice/pretrain", pretraining)
+        return choice, self._memo.once("state/window", lambda: self._trained_before_window(choice["settings"]))
 
     def window_again(self) -> PretrainedState | None:
         """The recommender on which strategies are judged, where it is not the one from before the window."""
         if not self.selection.judges_again:
             return None
         settings = self.window()[0]["settings"]
-        return self._memo.state("window-again", lambda: self.selection.trained_again(settings))
+        return self._memo.once("state/window-again", lambda: self.selection.trained_again(settings))
 
     def pretrained(self, choices: Plain) -> PretrainedState:
         """The recommender, trained on the whole past with the settings that were chosen."""
@@ -188,7 +180,7 @@ class Fitting:
                 goes_on=self._cut_short,
             )
 
-        return self._memo.state("refitted", train)
+        return self._memo.once("state/refitted", train)
 
     def meta_train(self, strategy: StrategyChoice, choices: Plain) -> MetaParameters:
         """What a learned strategy, and the head of a recommender, take along from the whole selection window."""
@@ -207,7 +199,7 @@ class Fitting:
             return self.selection.train_meta_model(learner, start, self.parts.train_stop, pretraining["settings"])
 
         name = name_of(strategy)
-        return self._memo.meta_training(f"meta-training/{name}", train)
+        return self._memo.once(f"meta-training/{name}", train)
 
     def _meta_trains_unchosen(self, strategy: Strategy) -> bool:
         """Whether a strategy meta-trains with default settings: without it, it would be the plain step of 'default'."""
@@ -240,7 +232,7 @@ class Fitting:
             self.progress.stage(f"choosing settings of {name_of(strategy)}")
             return self.selection.strategy(strategy, self.window()[1], fixed, self.window_again).plain()
 
-        return self._memo.choice(f"choice/{name_of(strategy)}", choose)
+        return self._memo.once(f"choice/{name_of(strategy)}", choose)
 
     def _tell_untrained(self, strategy: Strategy) -> None:
         """Say what a learned strategy is without its meta-training."""

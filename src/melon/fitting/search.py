@@ -206,8 +206,12 @@ def neighbours(settings: Plain, axes: Mapping[str, tuple[Any, ...]]) -> Iterator
 
 
 def words(point: Plain) -> str:
-    """Settings in a line."""
-    return ", ".join(f"{name}={value}" for name, value in point.items()) or "defaults"
+    """Settings in a line; a whole number that is a float has no ".0"."""
+    return ", ".join(f"{name}={_short(value)}" for name, value in point.items()) or "defaults"
+
+
+def _short(value: Any) -> Any:
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else value
 
 
 def _worth(trial: Trial) -> float:

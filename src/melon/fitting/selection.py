@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -149,21 +149,22 @@ class Selection:
             return Choice(dict(fixed), None, (), ())
         if self.stop.pressed:
             return Search(space, fixed).choice()
-        try:
-            later = again()
-            self._prepare(start)
-        except KeyboardInterrupt:
-            if not self._goes_on():
-                raise
-            return Search(space, fixed).choice()
-
-        def judge(point: Plain, opponent: Curve | None) -> Trial:
+        with ExitStack() as shared:
             try:
-                return self.raced(point, self.at_window(strategy, point, start, later), opponent)
-            except LearningError as problem:
-                return Trial(point, None, str(problem))
+                later = again()
+                self._prepare(start)
+                shared.enter_context(self._sharing(strategy, start, later))
+            except KeyboardInterrupt:
+                if not self._goes_on():
+                    raise
+                return Search(space, fixed).choice()
 
-        with self._sharing(strategy, start, later):
+            def judge(point: Plain, opponent: Curve | None) -> Trial:
+                try:
+                    return self.raced(point, self.at_window(strategy, point, start, later), opponent)
+                except LearningError as problem:
+                    return Trial(point, None, str(problem))
+
             return self.searched(name, space, judge, fixed)
 
     def _sharing(

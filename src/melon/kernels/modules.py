@@ -25,6 +25,7 @@ from melon.kernels import (
     own_items,
     profiles,
     quantised,
+    seen,
     stream,
 )
 from melon.kernels.melon import online, pairs, rates
@@ -92,7 +93,7 @@ def _decorated(function: ast.FunctionDef, kind: str) -> ast.FunctionDef:
 
 
 MODULES = {
-    "stream": KernelModule("the kernels of a stream", (stream,), stream.SIGNATURES, exact=True),
+    "stream": KernelModule("the kernels of a stream", (seen, stream), stream.SIGNATURES, exact=True),
     "neighbours": KernelModule("the kernels of neighbours", (neighbours,), neighbours.SIGNATURES, exact=True),
     "factor": KernelModule("the kernels of a factorised score", (factor,), factor.SIGNATURES),
     "meta_training": KernelModule(
@@ -106,7 +107,7 @@ MODULES = {
     ),
     "lists": KernelModule(
         "the kernels of lists",
-        (best, quantised, blend_head, blend_lists),
+        (seen, best, quantised, blend_head, blend_lists),
         {**best.SIGNATURES, **quantised.SIGNATURES, **blend_lists.SIGNATURES},
         best.DOUBLES_TOO,
     ),
