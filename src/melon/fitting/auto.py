@@ -25,8 +25,8 @@ SETTINGS: Plain = {
     "head_popular_share": 0.2,
 }
 _WHY = (
-    "it weighs personal taste, what is popular now and what is like a user's last items as it goes, "
-    "so that fast and slow streams both suit it"
+    "it learns how far to trust the personal score, what is popular now, and items like a user's last ones, "
+    "so one configuration serves fast and slow streams"
 )
 
 

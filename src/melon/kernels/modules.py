@@ -25,6 +25,7 @@ from melon.kernels import (
     own_items,
     profiles,
     quantised,
+    seen,
     stream,
 )
 from melon.kernels.melon import online, pairs, rates
@@ -37,7 +38,8 @@ class KernelModule:
     """Kernels that are compiled together.
 
     `modules` stand in the order in which they build on each other, and `signatures` are those of the functions that are
-    called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order.
+    called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order;
+    with `inlined`, no kernel calls another.
     What `takes` long to compile says so.
     """
 
@@ -46,16 +48,25 @@ class KernelModule:
     signatures: dict[str, Signature]
     also: dict[str, Signature] = field(default_factory=dict)
     exact: bool = False
+    inlined: bool = False
     takes: str = ""
 
     def text(self) -> str:
         """All kernels as one module for numba."""
-        return _written(self.title, self.modules, tuple(self.signatures), exact=self.exact)
+        return _written(self.title, self.modules, tuple(self.signatures), exact=self.exact, inlined=self.inlined)
 
 
-def _written(title: str, modules: Sequence[ModuleType], entries: Sequence[str], *, exact: bool) -> str:
+#: Parts become text of their callers: handing many arrays over can cost more than the work on them.
+INLINED = """FAST, _decorated, entry
+
+from functools import partial
+
+part = partial(_decorated, options=FAST, forceinline=True)"""
+
+
+def _written(title: str, modules: Sequence[ModuleType], entries: Sequence[str], *, exact: bool, inlined: bool) -> str:
     """The text of some modules of kernels for numba, those that build on others last."""
-    decorators = "exact_entry as entry, exact_part as part" if exact else "entry, part"
+    decorators = "exact_entry as entry, exact_part as part" if exact else INLINED if inlined else "entry, part"
     parts = [
         f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
         "import math",
@@ -82,7 +93,7 @@ def _decorated(function: ast.FunctionDef, kind: str) -> ast.FunctionDef:
 
 
 MODULES = {
-    "stream": KernelModule("the kernels of a stream", (stream,), stream.SIGNATURES, exact=True),
+    "stream": KernelModule("the kernels of a stream", (seen, stream), stream.SIGNATURES, exact=True),
     "neighbours": KernelModule("the kernels of neighbours", (neighbours,), neighbours.SIGNATURES, exact=True),
     "factor": KernelModule("the kernels of a factorised score", (factor,), factor.SIGNATURES),
     "meta_training": KernelModule(
@@ -91,10 +102,12 @@ MODULES = {
         forms.SIGNATURES,
         takes="about half a minute",
     ),
-    "rates": KernelModule("the kernels of learned rates", (arithmetic, factor, rates, online), online.SIGNATURES),
+    "rates": KernelModule(
+        "the kernels of learned rates", (arithmetic, factor, rates, online), online.SIGNATURES, inlined=True
+    ),
     "lists": KernelModule(
         "the kernels of lists",
-        (best, quantised, blend_head, blend_lists),
+        (seen, best, quantised, blend_head, blend_lists),
         {**best.SIGNATURES, **quantised.SIGNATURES, **blend_lists.SIGNATURES},
         best.DOUBLES_TOO,
     ),

@@ -288,7 +288,7 @@ class History:
         for start in range(0, len(users), AT_ONCE):
             some_users, some_items = users[start : start + AT_ONCE], items[start : start + AT_ONCE]
             slots = self.seen.room_for(len(some_users))
-            self.seen.latest.size += append(*rings, *slots, some_users, some_items)
+            self.seen.latest.size += append(*rings, slots, some_users, some_items)
         for side, rows, partners in ((self.of_users, users, items), (self.of_items, items, users)):
             if side.whole is not None:
                 keep(side, "whole")

@@ -81,11 +81,11 @@ function SignIn({ error, onKey }) {
 function Start() {
   const [said, setSaid] = useState("");
   const key = hasKey() ? ` \\\n  -H 'Authorization: Bearer mk_…'` : "";
-  const post = `curl -X POST ${location.origin}/v1/interactions${key} \\\n  -H 'Content-Type: application/json' \\\n  -d '[{"user": "u17", "item": "i23"}, {"user": "u17", "item": "i4"}, {"user": "u2", "item": "i23"}]'`;
+  const post = `curl -X POST ${location.origin}${location.pathname}v1/interactions${key} \\\n  -H 'Content-Type: application/json' \\\n  -d '[{"user": "u17", "item": "i23"}, {"user": "u17", "item": "i4"}, {"user": "u2", "item": "i23"}]'`;
   const copy = async () => { try { await navigator.clipboard.writeText(post); setSaid("Copied."); } catch { setSaid("Mark the text and copy it."); } };
   return html`<section class="card begin" aria-labelledby="start"><h2 id="start">Nothing has been posted yet. Begin here:</h2>
     <ol><li><p>Post who took what. An event needs a user and an item; time, type and an id of its own are optional.</p><pre tabindex="0">${post}</pre><p class="row"><button onClick=${copy}>Copy</button><span role="status">${said}</span></p></li>
-      <li><p>Ask for a list. It knows the events above within a second.</p><pre tabindex="0">curl ${location.origin}/v1/recommendations/u2?k=5</pre></li>
+      <li><p>Ask for a list. It knows the events above within a second.</p><pre tabindex="0">curl ${location.origin}${location.pathname}v1/recommendations/u2?k=5</pre></li>
       <li><p>Watch this page: it fills by itself. <a href="docs">The API reference</a> has every route; <code>melon serve --demo</code> shows a made-up news site.</p></li></ol></section>`;
 }
 
