@@ -140,7 +140,7 @@ def better_and_equal(
     """
     counts = np.empty((len(scores), 4), dtype=np.int64)
     scores, users = np.ascontiguousarray(scores), np.ascontiguousarray(users)
-    broken = policy.load("lists").count_better(scores, users, allowed, *seen.storage, targets, counts)
+    broken = policy.load("lists").count_better(scores, users, allowed, seen.storage, targets, counts)
     if broken >= 0:
         column = int(np.argmin(np.isfinite(scores[broken])))
         raise LearningError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from melon.kernels.seen import SEEN, PairsSeen, _holds
 from melon.kernels.types import (
     DOUBLE,
     DOUBLE_TABLE,
@@ -18,13 +19,12 @@ from melon.kernels.types import (
     INTS,
     SINGLE_TABLE,
     SINGLES,
-    SMALL_INTS,
     Signature,
 )
-from melon.types import Flags, Floats, Ints, Scores, Singles, SmallInts
+from melon.types import Flags, Floats, Ints, Scores, Singles
 
-#: Users, allowed items, pairs seen (`SeenPairs.storage`), and where the best rows go.
-_TOP: Signature = (INTS, FLAGS, INTS, INT, INTS, SMALL_INTS, INT_TABLE)
+#: Users, allowed items, pairs seen, and where the best rows go.
+_TOP: Signature = (INTS, FLAGS, SEEN, INT_TABLE)
 
 #: Users, allowed items, pairs seen, the target of each line, and where the counts go.
 _RANKED: Signature = (*_TOP[:-1], INTS, INT_TABLE)
@@ -42,8 +42,7 @@ DOUBLES_TOO: dict[str, Signature] = {
     "count_better": (DOUBLE_TABLE, *_RANKED),
 }
 
-_FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
-_EMPTY, _ZERO, _ONE = np.int64(-1), np.float32(0), np.float32(1)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 #: Items that are worked on at a time, so that they stay in the core's own cache; scores that are looked at together.
 _AT_ONCE, _TOGETHER = 256, 64
 
@@ -52,28 +51,6 @@ def decayed(touched: Ints, rows: Ints, weights: Singles, reference: int, half_li
     """Decay factors of some rows, relative to a reference: 2^((touched − reference) / half-life)."""
     for n in range(rows.size):
         weights[rows[n]] = np.float32(np.exp2((touched[rows[n]] - reference) / half_life))
-
-
-def _holds(slots: Ints, bits: int, starts: Ints, past: SmallInts, user: np.int64, item: int) -> bool:
-    """Whether a set of pairs (melon.stream.pairs) holds one; empty arrays hold none."""
-    if slots.size:
-        key = (user << 32) | item
-        slot = np.int64((np.uint64(key) * _FIBONACCI) >> np.uint64(64 - bits))
-        while slots[slot] != key and slots[slot] != _EMPTY:
-            slot = (slot + 1) & (slots.size - 1)
-        if slots[slot] == key:
-            return True
-    if user + 1 >= starts.size:
-        return False
-    low, end = starts[user], starts[user + 1]
-    high = end
-    while low < high:
-        middle = (low + high) >> 1
-        if past[middle] < item:
-            low = middle + 1
-        else:
-            high = middle
-    return bool(low < end and past[low] == item)
 
 
 def _worse(score: float, item: int, than: float, than_item: int) -> bool:
@@ -133,10 +110,7 @@ def _offer(
     first: int,
     user: np.int64,
     allowed: Flags,
-    seen: Ints,
-    bits: int,
-    starts: Ints,
-    past: SmallInts,
+    seen: PairsSeen,
     items: Ints,
     best: Scores,
     held: int,
@@ -153,7 +127,7 @@ def _offer(
                 continue
             if score - score != 0:
                 return -1
-            if not _holds(seen, bits, starts, past, user, item):
+            if not _holds(seen, user, item):
                 held = _put(best, items, held, score, item)
     return held
 
@@ -168,10 +142,7 @@ def top(
     scores: Scores,
     users: Ints,
     allowed: Flags,
-    seen: Ints,
-    bits: int,
-    starts: Ints,
-    past: SmallInts,
+    seen: PairsSeen,
     rows: Ints,
     values: Scores,
     counts: Ints,
@@ -182,7 +153,7 @@ def top(
     (empty: none has). A line with a NaN or an infinity among what could be listed is broken.
     """
     for n in range(scores.shape[0]):
-        held = _offer(scores[n], 0, users[n], allowed, seen, bits, starts, past, rows[n], values[n], 0)
+        held = _offer(scores[n], 0, users[n], allowed, seen, rows[n], values[n], 0)
         if held < 0:
             return n
         _sorted(values[n], rows[n], held)
@@ -190,10 +161,7 @@ def top(
     return -1
 
 
-def count_better(
-    scores: Scores, users: Ints, allowed: Flags, seen: Ints, bits: int, starts: Ints, past: SmallInts, targets: Ints,
-    counts: Ints,
-) -> int:  # fmt: skip
+def count_better(scores: Scores, users: Ints, allowed: Flags, seen: PairsSeen, targets: Ints, counts: Ints) -> int:
     """For each line, how many other columns score higher than its target and how many the same: of all that are
     allowed, then of those whose pair with the line's user is new. Returns -1, or a line with a NaN or an infinity.
     """
@@ -213,7 +181,7 @@ def count_better(
                     continue
                 kind = 0 if line[column] > own else 1
                 counts[n, kind] += 1
-                if not _holds(seen, bits, starts, past, users[n], column):
+                if not _holds(seen, users[n], column):
                     counts[n, 2 + kind] += 1
         if broken > 0:
             return n

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from melon.kernels.best import _TOP, _holds, _put
+from melon.kernels.best import _put
 from melon.kernels.blend_head import (
     ACTIVE,
     ACTIVE_COUNTS,
@@ -32,7 +32,8 @@ from melon.kernels.blend_head import (
     Slots,
     _forward,
 )
-from melon.kernels.types import DOUBLES, INT, INTS, SINGLE, SINGLE_TABLE, SINGLES, SMALL_INTS, Fields, Signature
+from melon.kernels.seen import SEEN, PairsSeen, _holds
+from melon.kernels.types import DOUBLES, FLAGS, INT, INTS, SINGLE, SINGLE_TABLE, SINGLES, SMALL_INTS, Fields, Signature
 from melon.types import Flags, Floats, Ints, Singles, SmallInts
 
 
@@ -57,7 +58,7 @@ SIGNATURES: dict[str, Signature] = {
         *(HEAD, SINGLE, _USER, SINGLE_TABLE, SINGLE_TABLE, SLOTS, SLOTS, SMALL_INTS, SINGLE_TABLE),
         *(INTS, SINGLE_TABLE, SINGLES),
     ),
-    "shortlist": (INT, RINGS, COUNTED, SLOTS, INTS, INTS, INT, *_TOP[1:-1], SMALL_INTS, INTS),
+    "shortlist": (INT, RINGS, COUNTED, SLOTS, INTS, INTS, INT, FLAGS, SEEN, SMALL_INTS, INTS),
 }
 
 _FREE, _ONE = np.int32(-1), np.float32(1)
@@ -285,10 +286,7 @@ def shortlist(
     at_large: Ints,
     many: int,
     allowed: Flags,
-    seen: Ints,
-    bits: int,
-    starts: Ints,
-    past: SmallInts,
+    seen: PairsSeen,
     slots: SmallInts,
     rows: Ints,
 ) -> int:
@@ -328,7 +326,7 @@ def shortlist(
         slots[item] = _FREE
         if not kept[column] or (allowed.size and not allowed[item]):
             continue
-        if not _holds(seen, bits, starts, past, np.int64(user), item):
+        if not _holds(seen, np.int64(user), item):
             rows[count] = item
             count += 1
     return count

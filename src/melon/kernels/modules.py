@@ -25,6 +25,7 @@ from melon.kernels import (
     own_items,
     profiles,
     quantised,
+    seen,
     stream,
 )
 from melon.kernels.melon import online, pairs, rates
@@ -82,7 +83,7 @@ def _decorated(function: ast.FunctionDef, kind: str) -> ast.FunctionDef:
 
 
 MODULES = {
-    "stream": KernelModule("the kernels of a stream", (stream,), stream.SIGNATURES, exact=True),
+    "stream": KernelModule("the kernels of a stream", (seen, stream), stream.SIGNATURES, exact=True),
     "neighbours": KernelModule("the kernels of neighbours", (neighbours,), neighbours.SIGNATURES, exact=True),
     "factor": KernelModule("the kernels of a factorised score", (factor,), factor.SIGNATURES),
     "meta_training": KernelModule(
@@ -94,7 +95,7 @@ MODULES = {
     "rates": KernelModule("the kernels of learned rates", (arithmetic, factor, rates, online), online.SIGNATURES),
     "lists": KernelModule(
         "the kernels of lists",
-        (best, quantised, blend_head, blend_lists),
+        (seen, best, quantised, blend_head, blend_lists),
         {**best.SIGNATURES, **quantised.SIGNATURES, **blend_lists.SIGNATURES},
         best.DOUBLES_TOO,
     ),

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from melon.kernels.best import _TOP, _better, _offer
+from melon.kernels.seen import PairsSeen
 from melon.kernels.types import DOUBLE, INT, INTS, ROWS, SINGLE, SINGLE_TABLE, SINGLES, TINY_INT_CUBE, Signature
-from melon.types import Flags, Ints, Singles, SmallInts, TinyInts
+from melon.types import Flags, Ints, Singles, TinyInts
 
 #: Rows of items stand in blocks, dimensions × items, so that a vector holds one dimension of many items.
 BLOCK = 64
@@ -107,10 +108,7 @@ def quantised_scan(
     bias_factor: np.float32,
     users: Ints,
     allowed: Flags,
-    seen: Ints,
-    bits: int,
-    starts: Ints,
-    past: SmallInts,
+    seen: PairsSeen,
     rows: Ints,
     values: Singles,
     counts: Ints,
@@ -134,7 +132,7 @@ def quantised_scan(
             line = some[: stop - start]
             if counts[n] == rows.shape[1] and not _better(line, 0, line.size, values[n, 0]):
                 continue
-            held = _offer(line, start, users[n], allowed, seen, bits, starts, past, rows[n], values[n], counts[n])
+            held = _offer(line, start, users[n], allowed, seen, rows[n], values[n], counts[n])
             if held < 0:
                 return n
             counts[n] = held

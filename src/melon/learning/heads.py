@@ -78,7 +78,7 @@ class HeadTeacher:
         users, items = np.ascontiguousarray(batch.users), np.ascontiguousarray(batch.items)
         where, lines = np.empty_like(users), np.empty((len(users), 1 + negatives), dtype=np.int64)
         allowed, met = np.empty(lines.shape, dtype=bool), history.of_items.storage[1]
-        from_past = (*history.seen.storage, self._draws.root, pool, met, history.of_items.rows)
+        from_past = (history.seen.storage, self._draws.root, pool, met, history.of_items.rows)
         count = policy.load("stream").head_lines(*from_past, users, items, batch.events, where, lines, allowed)
         users, lines, allowed = users[where[:count]], lines[:count], allowed[:count]
         self._replace_some(users, batch.events[where[:count]], lines, allowed)

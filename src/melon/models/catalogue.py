@@ -17,7 +17,8 @@ from melon.data.interactions import Taken
 from melon.errors import DataError, LearningError
 from melon.kernels import policy
 from melon.kernels.quantised import BLOCK, TOGETHER
-from melon.stream.pairs import SeenPairs, Storage
+from melon.kernels.seen import PairsSeen
+from melon.stream.pairs import SeenPairs
 from melon.tables import Changes, Moment, Table, reference
 from melon.types import Flags, Ints, Scores, Singles, TinyInts
 
@@ -25,7 +26,7 @@ from melon.types import Flags, Ints, Scores, Singles, TinyInts
 Best = tuple[Ints, Scores]
 
 #: An empty set of pairs, as compiled kernels take it, and what leaves out and adds nothing.
-NO_PAIRS: Storage = (np.empty(0, dtype=np.int64), 0, *Taken.none())
+NO_PAIRS = PairsSeen(np.empty(0, dtype=np.int64), 0, *Taken.none())
 ALL: Flags = np.empty(0, dtype=np.bool_)
 _NO_BOOST: Singles = np.empty(0, dtype=np.float32)
 
@@ -120,7 +121,7 @@ def filled(
     shape = len(users), min(k, width)
     rows, values, counts = np.empty(shape, np.int64), np.empty(shape, dtype), np.zeros(len(users), np.int64)
     pairs = NO_PAIRS if within.seen is None else within.seen.storage
-    if width and fill(np.ascontiguousarray(users), within.allowed, *pairs, rows, values, counts) >= 0:
+    if width and fill(np.ascontiguousarray(users), within.allowed, pairs, rows, values, counts) >= 0:
         raise not_finite()
     return [(rows[n, :count], values[n, :count]) for n, count in enumerate(counts.tolist())]
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from melon.data.interactions import Taken
 from melon.errors import StreamError, unknown_name
 from melon.kernels import policy
 from melon.stream.draws import Draws
@@ -85,8 +84,7 @@ class _TakenBefore:
 
     def __init__(self, pairs: FirstSeen, *, ever: bool) -> None:
         self._pairs, self.ever = pairs, ever
-        slots, bits, self.since = pairs.storage
-        self.storage = slots, bits, *Taken.none()
+        self.storage, self.since = pairs.storage
 
     def excludes(self, keys: Ints, events: Ints) -> Flags:
         return self._pairs.ever(keys) if self.ever else self._pairs.before(keys, events)
@@ -123,7 +121,7 @@ class _Lottery:
     def _offer(self, events: Ints, users: Ints, items: Ints, pending: Ints, pool: int, negatives: Ints) -> Ints:
         """Fill lines by rejection; returns those that are still short."""
         taken, root, short = self._taken, self._draws.root, np.empty(len(pending), dtype=bool)
-        pairs = (*taken.storage, taken.since, taken.ever)
+        pairs = taken.storage, taken.since, taken.ever
         policy.load("stream").candidates(*pairs, root, pool, _TRIES, pending, events, users, items, negatives, short)
         return pending[short]
 
@@ -180,7 +178,7 @@ class Negatives:
             np.ascontiguousarray(users),
             np.ascontiguousarray(events),
         )
-        missing = policy.load("stream").negatives(*self.seen.storage, *drawn_for, lines)
+        missing = policy.load("stream").negatives(self.seen.storage, *drawn_for, lines)
         for line, place in np.argwhere(lines < 0) if missing else ():
             lines[line, place] = self._exact(users[line], items[line], events[line])
         return lines

@@ -164,7 +164,7 @@ class History:
         for start in range(0, len(users), AT_ONCE):
             some_users, some_items = users[start : start + AT_ONCE], items[start : start + AT_ONCE]
             slots = self.seen.room_for(len(some_users))
-            self.seen.latest.size += append(*rings, *slots, some_users, some_items)
+            self.seen.latest.size += append(*rings, slots, some_users, some_items)
         self.events += len(users)
         if self.max_pairs is not None:
             self._forget_oldest()

@@ -8,7 +8,8 @@ import numpy as np
 
 from melon.data.interactions import Taken
 from melon.kernels import policy
-from melon.types import Flags, Ints, SmallInts
+from melon.kernels.seen import PairsSeen
+from melon.types import Flags, Ints
 
 _EMPTY = np.int64(-1)
 _FULLEST = 0.5
@@ -16,8 +17,6 @@ _FULLEST = 0.5
 AT_ONCE = 1 << 12
 #: The latest pairs are sorted into the others once there are this many, and a quarter as many as of the others.
 SORTED_FROM = 1 << 17
-#: The slots and bits of a `PairSet`, and where each user's items begin and the items themselves (`Taken`).
-Storage = tuple[Ints, int, Ints, SmallInts]
 
 
 def pair_keys(users: Ints, items: Ints) -> Ints:
@@ -49,7 +48,7 @@ class PairSet:
         keys, past = np.ascontiguousarray(keys).reshape(-1), past or Taken.none()
         for start in range(0, len(keys), AT_ONCE):
             some = keys[start : start + AT_ONCE]
-            self.size += policy.load("stream").place(*self.room_for(len(some)), *past, some)
+            self.size += policy.load("stream").place(PairsSeen(*self.room_for(len(some)), *past), some)
 
     def remove(self, keys: Ints) -> None:
         """Take keys out again, in O(size): the set is built anew."""
@@ -67,7 +66,7 @@ class PairSet:
         """The slot that holds each key, or -1; slots stay put until something is added."""
         flat = np.ascontiguousarray(keys).reshape(-1)
         slots = np.empty(flat.shape, dtype=np.int64)
-        policy.load("stream").find(self._slots, self._bits, flat, slots)
+        policy.load("stream").find(self.storage, flat, slots)
         return slots.reshape(keys.shape)
 
     def room_for(self, more: int) -> tuple[Ints, int]:
@@ -77,9 +76,9 @@ class PairSet:
         return self._slots, self._bits
 
     @property
-    def storage(self) -> tuple[Ints, int]:
-        """The slots themselves and how many bits number them, for kernels that look pairs up on their way."""
-        return self._slots, self._bits
+    def storage(self) -> PairsSeen:
+        """The set for kernels that look pairs up on their way."""
+        return PairsSeen(self._slots, self._bits, *Taken.none())
 
     @property
     def slots(self) -> int:
@@ -96,7 +95,7 @@ class PairSet:
         while size > _FULLEST * (1 << bits):
             bits += 1
         self._bits, self._slots = bits, np.full(1 << bits, _EMPTY)
-        policy.load("stream").place(*self.storage, *Taken.none(), held)
+        policy.load("stream").place(self.storage, held)
 
 
 class SeenPairs:
@@ -131,7 +130,7 @@ class SeenPairs:
 
     def forget(self, user: int) -> None:
         """Take all pairs of a user out, in O(size)."""
-        slots, _ = self.latest.storage
+        slots = self.latest.storage.slots
         self.latest.remove(slots[slots >> 32 == user])
         starts, items = self.past
         if user + 1 < len(starts):
@@ -144,19 +143,19 @@ class SeenPairs:
         """Whether each key is in the set; any shape."""
         flat = np.ascontiguousarray(keys).reshape(-1)
         held = np.empty(flat.shape, dtype=np.bool_)
-        policy.load("stream").contains(*self.storage, flat, held)
+        policy.load("stream").contains(self.storage, flat, held)
         return held.reshape(keys.shape)
 
-    def room_for(self, more: int) -> Storage:
+    def room_for(self, more: int) -> PairsSeen:
         """`storage` with free slots for more keys in `latest`, whose `size` has to count them."""
         if self.latest.size > SORTED_FROM:
             self._sort_in()
-        return *self.latest.room_for(more), *self.past
+        return PairsSeen(*self.latest.room_for(more), *self.past)
 
     @property
-    def storage(self) -> Storage:
+    def storage(self) -> PairsSeen:
         """Both parts, for kernels that look pairs up on their way."""
-        return *self.latest.storage, *self.past
+        return PairsSeen(*self.latest.storage[:2], *self.past)
 
     def keys(self) -> Ints:
         """All keys in ascending order: the same array for the same set, however it was built."""
@@ -181,9 +180,9 @@ class FirstSeen:
         self._event[self._pairs.find(keys)] = first
 
     @property
-    def storage(self) -> tuple[Ints, int, Ints]:
-        """Those of the set, and the event at which each slot's pair first occurred."""
-        return *self._pairs.storage, self._event
+    def storage(self) -> tuple[PairsSeen, Ints]:
+        """The set, and the event at which each slot's pair first occurred."""
+        return self._pairs.storage, self._event
 
     def before(self, keys: Ints, events: Ints) -> Flags:
         """Whether each pair had occurred strictly before its event."""

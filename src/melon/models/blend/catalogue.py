@@ -93,7 +93,7 @@ class BlendCatalogue(Catalogue):
         pairs = NO_PAIRS if within.seen is None else within.seen.storage
         with scratch(self._n_items) as slots:
             count = policy.load("lists").shortlist(
-                user, *state, near, self._at_large, MET, within.allowed, *pairs, slots[: self._n_items], rows
+                user, *state, near, self._at_large, MET, within.allowed, pairs, slots[: self._n_items], rows
             )
         rows = np.sort(rows[:count])
         inputs, scores = (

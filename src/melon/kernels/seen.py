@@ -1,0 +1,67 @@
+"""The set of all pairs seen, for kernels: the latest in a hash set, the others as each user's sorted items.
+
+Other kernels stand behind it and use its functions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from melon.kernels.types import INT, INTS, SMALL_INTS, Fields
+from melon.types import Ints, SmallInts
+
+
+class PairsSeen(NamedTuple):
+    """Pairs (`SeenPairs`): slots of keys and the bits that number them, then where each user's items start, and these.
+
+    A key is user << 32 | item. Without slots the hash set holds nothing.
+    """
+
+    slots: Ints
+    bits: int
+    starts: Ints
+    past: SmallInts
+
+
+SEEN: Fields = Fields(PairsSeen, (INTS, INT, INTS, SMALL_INTS))
+
+_GOLDEN, _U64 = np.uint64(0x9E3779B97F4A7C15), np.uint64(64)
+_EMPTY, _LOW = np.int64(-1), np.int64(0xFFFFFFFF)
+
+
+def _first_slot(seen: PairsSeen, key: np.int64) -> np.int64:
+    """Where the search for a key begins."""
+    return np.int64((np.uint64(key) * _GOLDEN) >> (_U64 - np.uint64(seen.bits)))
+
+
+def _slot(seen: PairsSeen, key: np.int64) -> np.int64:
+    """Where a key is, or the free slot where it would be."""
+    mask, slot = seen.slots.size - 1, _first_slot(seen, key)
+    while seen.slots[slot] != key and seen.slots[slot] != _EMPTY:
+        slot = (slot + 1) & mask
+    return slot
+
+
+def _taken(seen: PairsSeen, user: np.int64, item: np.int64 | int) -> bool:
+    """Whether an item is among the sorted ones of a user."""
+    if user + 1 >= seen.starts.size:
+        return False
+    low, end = seen.starts[user], seen.starts[user + 1]
+    high = end
+    while low < high:
+        middle = (low + high) >> 1
+        if seen.past[middle] < item:
+            low = middle + 1
+        else:
+            high = middle
+    return bool(low < end and seen.past[low] == item)
+
+
+def _holds(seen: PairsSeen, user: np.int64, item: np.int64 | int) -> bool:
+    """Whether a pair has been seen."""
+    key = (user << 32) | item
+    if seen.slots.size and seen.slots[_slot(seen, key)] == key:
+        return True
+    return _taken(seen, user, item)
