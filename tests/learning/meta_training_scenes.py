@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,7 @@ def exact_functions() -> Iterator[None]:
     kept = {name: getattr(rate_kernels, name) for name in names}
     try:
         for name in names:
-            setattr(rate_kernels, name, getattr(np, name))
+            setattr(rate_kernels, name, partial(getattr(np, name), dtype=np.float64))
         yield
     finally:
         for name, function in kept.items():

@@ -20,7 +20,6 @@ from learned_scenes import (
     finite,
     look_ahead_of,
     past_and_batch,
-    recommender_of,
     require_saved_goes_on,
     slow,
     updater_of,
@@ -87,15 +86,6 @@ class OddInput(Battery):
         assert loss == pytest.approx(np.log(2))
         assert finite(updater)
 
-    def test_short_batches_follow_long_ones(self, kind: str) -> None:
-        updater = self.ready(kind)
-        first = 96
-        for size in (16, 3, 1, 16, 2):
-            updater.learn(toy_batch(first, np.arange(size), np.arange(size) % 5))
-            first += size
-        assert updater.history.events == first
-        assert finite(updater)
-
     def test_rows_fade(self, kind: str) -> None:
         """Half-lives are learned with the rest, and everything stays finite."""
         updater = self.ready(kind, half_life=40.0, half_life_speed=1.0)
@@ -154,20 +144,6 @@ class State(Battery):
         original = updater_of(kind, strategy, batches[:8], dtype=np.float32)
         require_saved_goes_on(original, tmp_path, *batches[8:12])
 
-    @EVERY_KIND
-    def test_what_is_remembered_is_recalled_exactly(self, kind: str) -> None:
-        past, batch = past_and_batch()
-        original = updater_of(kind, self.made(half_life=60.0), past)
-        copy = Updater(recommender_of(kind, np.float64), self.made(half_life=60.0), original.history, seed=7)
-        for (_, source), (_, target) in zip(_all_tables(original), _all_tables(copy), strict=True):
-            target.restore(source.state())
-        copy.strategy.recall(original.strategy.memory())
-        wanted, found = (updater.learning_rates(batch) for updater in (original, copy))
-        assert equal(wanted.rows, found.rows)
-        assert original.strategy.memory().keys() == copy.strategy.memory().keys()
-        for name, tensor in original.strategy.memory().items():
-            assert equal(copy.strategy.memory()[name], tensor), name
-
     def test_the_memory_of_another_strategy_is_refused(self) -> None:
         other = PublishedMeLONI({}, seed=5)
         updater_of("bpr", other, toy_batches()[:2])
@@ -197,11 +173,6 @@ class State(Battery):
         assert before.keys() == after.keys()
         assert all(equal(before[key], after[key]) for key in before)
         return str(refusal.value)
-
-    def test_the_meta_training_of_others_is_refused(self) -> None:
-        other = updater_of("bpr", PublishedMeLONI({}, seed=5), toy_batches()[:2])
-        with pytest.raises(CheckpointError, match="meta"):
-            updater_of("bpr", self.made()).take_over(other.meta_training())
 
     @EVERY_KIND
     def test_a_broken_look_ahead_is_told_and_leaves_everything(self, kind: str) -> None:
@@ -260,11 +231,6 @@ class State(Battery):
         updater_of(kind, strategy)
         assert before.keys() == strategy.memory().keys()
         assert all(equal(before[name], tensor) for name, tensor in strategy.memory().items())
-
-
-def _all_tables(updater: Updater) -> list[tuple[str, Any]]:
-    rows = list(updater.recommender.tables.items())
-    return rows + [(f"{name}.{key}", table) for name, kept in updater.row_state.items() for key, table in kept.items()]
 
 
 def _same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:

@@ -10,7 +10,6 @@ import torch
 from learned_battery import EVERY_KIND, OddInput, OwnRecommender, State
 from learned_scenes import (
     RELATIVE,
-    Mixed,
     look_ahead_of,
     past_and_batch,
     recommender_of,
@@ -29,7 +28,7 @@ from melon.learning.updater import Updater
 from melon.models.evidence import Evidence, Examples, RowGradient
 from melon.strategies.base import Situation
 from melon.strategies.default import Default
-from melon.strategies.learned import LearnedStrategy, MetaLoss
+from melon.strategies.learned import MetaLoss
 from melon.strategies.metasgd import MetaSGD
 from melon.strategies.registry import STRATEGIES
 from melon.tables import TableSpec
@@ -88,11 +87,6 @@ class TestConstantRates:
         batch = {"reduction": "mean", "shared_reduction": "mean"}
         self.same_as_default(kind, {"share": share, "alpha_param": "raw", "meta_lr": 0.0, **batch}, "mean", 1e-12)
 
-    @EVERY_SHARE
-    def test_a_softplus_starts_at_the_same_rate(self, kind: str, share: str) -> None:
-        settings = {"share": share, "meta_lr": 0.0, "shared_reduction": "sum"}
-        self.same_as_default(kind, settings, "sum", tolerance=1e-12)
-
     def same_as_default(self, kind: str, settings: dict[str, Any], reduction: str, tolerance: float) -> None:
         ours = Updater(recommender_of(kind), made(**settings), seed=7)
         plain = Default({"lr": 0.2, "reduction": reduction, "shared_reduction": reduction})
@@ -116,16 +110,6 @@ class TestConstantRates:
         for table, values in tables_of(updater).items():
             assert equal(values, tables_of(untouched)[table]), table
 
-    def test_row_mean_divides_by_the_touches(self, kind: str) -> None:
-        _, batch = past_and_batch()
-        updater = updater_of(kind, made(reduction="row_mean", meta_lr=0.0), past_and_batch()[0], noise=0.5)
-        situation = updater.situation(batch)
-        proposed = updater.strategy.propose(situation).values
-        for gradient in situation.evidence.gradients:
-            old = situation.values[gradient.table]
-            mean = gradient.summed(len(old)) / gradient.touches(len(old)).clamp(min=1)[:, None]
-            torch.testing.assert_close(proposed[gradient.table], old - 0.2 * mean, rtol=1e-12, atol=1e-15)
-
 
 @EVERY_KIND
 class TestMetaGradient:
@@ -146,27 +130,6 @@ class TestMetaGradient:
         gradients, _ = strategy.meta_gradient(situation, meta_loss)
         lively = {name for name, gradient in gradients.items() if gradient.abs().max() > 1e-7}
         assert lively == set(tensors) - {"user_bias.alpha"}  # a user's bias has no gradient at all
-
-    @EVERY_SHARE
-    def test_it_is_autograds(self, kind: str, share: str) -> None:
-        strategy, situation, meta_loss, _ = scene(kind, {"share": share})
-        ours, loss = strategy.meta_gradient(situation, meta_loss)
-        if strategy.by_row:
-            leaves = {
-                table: {key: kept.clone().requires_grad_(key == "alpha") for key, kept in state.items()}
-                for table, state in situation.row_state.items()
-            }
-            after = meta_loss(strategy.look_ahead(replace(situation, row_state=leaves)))
-            alphas = {f"{table}.alpha": state["alpha"] for table, state in leaves.items()}
-            found = dict(zip(alphas, torch.autograd.grad(after, list(alphas.values())), strict=True))
-            twin = {name: gradient[: len(ours[name])] for name, gradient in found.items()}
-            assert not any(gradient[len(ours[name]) :].any() for name, gradient in found.items())
-        else:
-            twin, after = LearnedStrategy.meta_gradient(strategy, situation, meta_loss)
-        assert ours.keys() == twin.keys()
-        for name, gradient in twin.items():
-            torch.testing.assert_close(ours[name], gradient, rtol=1e-10, atol=1e-16, msg=name)
-        assert float(loss) == pytest.approx(float(after.detach()), rel=1e-13)
 
     @EVERY_SHARE
     def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, share: str) -> None:
@@ -236,29 +199,6 @@ class TestLazyRates:
                 again = 0.999 * before["alpha_moment_2"][table][row] + 0.001 * slope**2
                 torch.testing.assert_close(second, again, rtol=1e-8, atol=1e-18)
 
-    def test_clipping_and_decay(self, kind: str, share: str) -> None:
-        """Both act on the slope: the clipped gradient, and the decay of what is stored."""
-        updaters = {
-            "plain": {},
-            "clipped": {"meta_clip": 1e-3},
-            "decayed": {"meta_weight_decay": 0.5},
-        }
-        first = {}
-        for name, settings in updaters.items():
-            updater = updater_of(kind, made(share=share, **settings), noise=0.5)
-            for batch in toy_batches():
-                updater.learning_rates(batch)  # makes the rows
-            before = stored(updater)
-            updater.step(Offered(self.USERS, self.ITEMS), self.LAST, toy_batch(400, self.USERS, self.ITEMS[:, 0]))
-            first[name] = {table: moment * 10 for table, moment in stored(updater, "alpha_moment_1").items()}
-        norms = {name: torch.cat([m.flatten() for m in moments.values()]).norm() for name, moments in first.items()}
-        assert float(norms["plain"]) > 1e-3
-        assert float(norms["clipped"]) == pytest.approx(1e-3, rel=1e-2)
-        for table, slope in first["decayed"].items():
-            met = (slope != 0).any(1)
-            decay = 0.5 * before[table][met]
-            torch.testing.assert_close(slope[met], first["plain"][table][met] + decay, rtol=1e-9, atol=1e-13)
-
     def test_newcomers_start_at_the_usual_rate(self, kind: str, share: str) -> None:
         updater = updater_of(kind, made(share=share, alpha_param="raw"), toy_batches()[:3])
         users = updater.recommender.rows_of("user")
@@ -268,15 +208,6 @@ class TestLazyRates:
         assert len(alpha) == users + 6
         assert (alpha[users:] == torch.tensor(0.2, dtype=alpha.dtype)).all()
         assert not (alpha[:users] == 0.2).all()
-
-    def test_an_item_that_is_its_own_negative_teaches_nothing(self, kind: str, share: str) -> None:
-        updater = updater_of(kind, made(share=share), toy_batches()[:5])
-        before = stored(updater)
-        users, items = np.array([0, 1]), np.array([[2, 2], [3, 3]])
-        updater.step(Offered(users, items), Offered(users, items), toy_batch(96, users, items[:, 0]))
-        rows = [name for name, spec in updater._specs.items() if spec.role != "shared" and name in before]
-        for table in rows:
-            assert torch.isfinite(stored(updater)[table]).all()
 
     def test_what_was_learned_row_by_row_goes_along(self, kind: str, share: str) -> None:
         stream_trained = updater_of(kind, made(share=share), toy_batches()[:8])
@@ -300,40 +231,6 @@ class TestLazyRates:
 
 @EVERY_KIND
 class TestShares:
-    def test_what_is_kept(self, kind: str) -> None:
-        widths = {}
-        for share in SHARES:
-            strategy = made(share=share)
-            updater = updater_of(kind, strategy, toy_batches()[:2])
-            specs = {name: spec for name, spec in updater._specs.items() if name != "user_bias"}
-            if share in BY_ROW:
-                assert not strategy.parameters()
-                widths[share] = {name: kept["alpha"].spec.dim for name, kept in updater.row_state.items()}
-                assert all(kept["alpha_steps"].spec.dim == 1 for kept in updater.row_state.values())
-            else:
-                assert not any(updater.row_state.values())
-                widths[share] = {name: strategy.parameters()[f"{name}.alpha"].numel() for name in specs}
-        dims = {name: spec.dim for name, spec in specs.items()}
-        ones = dict.fromkeys(dims, 1)
-        assert widths == {"scalar": dims, "row": ones, "dim": dims, "table": ones}
-
-    @EVERY_SHARE
-    def test_the_gradient_is_that_of_single_entries_added_up(self, kind: str, share: str) -> None:
-        past, batch = past_and_batch()
-        found = {}
-        for each in ("scalar", share):
-            strategy = made(share=each, alpha_param="raw", meta_lr=0.0)
-            updater = updater_of(kind, strategy, past, noise=0.5)
-            found[each] = strategy.meta_gradient(*look_ahead_of(updater, batch))[0]
-        for name, single in found["scalar"].items():
-            sums = {
-                "scalar": single,
-                "row": single.sum(1, keepdim=True),
-                "dim": single.sum(0, keepdim=True),
-                "table": single.sum().reshape(1, 1),
-            }
-            torch.testing.assert_close(found[share][name], sums[share], rtol=1e-10, atol=1e-15, msg=name)
-
     @pytest.mark.parametrize(
         ("share", "reduction"), [*product(SHARES, ["sum", "row_mean"]), ("scalar", "mean"), ("table", "mean")]
     )
@@ -409,14 +306,6 @@ def test_on_a_quadratic_a_rate_becomes_one_over_the_curvature(param: str) -> Non
     torch.testing.assert_close(found, 1 / curvature, rtol=0.05, atol=0.0)
 
 
-@pytest.mark.parametrize("share", [slow("row"), "dim", slow("table")])
-def test_a_shared_rate_becomes_that_of_the_common_curvature(share: str) -> None:
-    shapes = {"row": [[0.5], [2.0]], "dim": [[0.5, 1.0, 2.0]], "table": [[2.0]]}
-    curvature = torch.tensor(shapes[share], dtype=torch.float64).expand(2, 3)
-    found = quadratic(made(alpha_init=0.3, share=share, meta_lr=0.02), curvature, 1_500)
-    torch.testing.assert_close(found.expand(2, 3), 1 / curvature, rtol=0.05, atol=0.0)
-
-
 @EVERY_KIND
 def test_the_paper_preset_runs_and_hardly_moves(kind: str) -> None:
     """3.4, the scale warning: α = 0.05 on the mean gradient is a small fraction of a plain step."""
@@ -444,13 +333,6 @@ def test_settings_that_will_not_do_are_refused(settings: dict[str, Any]) -> None
         MetaSGD(settings)
 
 
-def test_a_start_at_zero_needs_a_raw_rate() -> None:
-    with pytest.raises(SettingsError, match=r"alpha_param = 'softplus' is not valid: .* use alpha_param=raw"):
-        MetaSGD({"alpha_init": 0.0, "alpha_param": "softplus"})
-    with pytest.raises(SettingsError, match="alpha_param=raw"):
-        MetaSGD({"alpha_init": 0.0})
-
-
 @pytest.mark.parametrize("start", [1e-6, 0.05, 1.0, 29.0, 31.0, 1e4])
 def test_a_softplus_starts_where_it_is_told(start: float) -> None:
     strategy = MetaSGD({"alpha_init": start})
@@ -463,35 +345,11 @@ class TestOddInput(OddInput):
         return MetaSGD({"alpha_init": 0.1, **settings}, seed=5)
 
 
-@pytest.mark.slow
-class TestOddInputWithTables(OddInput):
-    def made(self, **settings: Any) -> MetaSGD:
-        return MetaSGD({"alpha_init": 0.1, "share": "dim", "reduction": "row_mean", **settings}, seed=5)
-
-
 class TestAUsersOwnRecommender(OwnRecommender):
     def made(self, **settings: Any) -> MetaSGD:
         return made(share="dim", **settings)
-
-    @pytest.mark.parametrize("share", BY_ROW)
-    def test_rates_of_rows_have_an_exact_gradient_too(self, share: str) -> None:
-        past, batch = past_and_batch()
-        strategy = made(share=share)
-        updater = Updater(Mixed(dtype=np.float64), strategy, seed=7)
-        for one in past:
-            updater.learn(one)
-        situation, meta_loss = look_ahead_of(updater, batch)
-        found = worst_error(strategy, situation, meta_loss, tensors=rates_in(strategy, situation))
-        assert set(found) == {f"{table}.alpha" for table in ("taste", "flavour", "fame", "mix", "shift")}
-        assert max(found.values()) < RELATIVE, found
 
 
 class TestState(State):
     def made(self, **settings: Any) -> MetaSGD:
         return made(**settings)
-
-
-@pytest.mark.slow
-class TestStateWithTables(State):
-    def made(self, **settings: Any) -> MetaSGD:
-        return made(share="table", **settings)

@@ -1,5 +1,7 @@
 """The rate model: the plain step before meta-training, a rate for every (interaction, parameter) pair after it."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 from learned_scenes import recommender_of
 
+from melon.data.files import load_stream
 from melon.data.synthetic import synthetic_stream
 from melon.errors import CheckpointError, SettingsError
 from melon.kernels.melon.rates import MOST_LOG_RATE, UNITS
@@ -21,13 +24,14 @@ from melon.strategies.melon.published import PublishedStrategy
 from melon.strategies.melon.rates import INPUTS, KNOTS, RateParameters, Roles
 from melon.strategies.melon.stream import MeLON, MeLONI, MeLONP
 from melon.strategies.melon.touch_rates import touch_rates
-from melon.strategies.registry import MELON_PRESETS, STRATEGIES, space_of
+from melon.strategies.registry import STRATEGIES, space_of
 from melon.strategies.stream_trained import StreamTrainedStrategy
 from melon.stream.batch import batch_of
 from melon.stream.split import batches
 from melon.tables import TableSpec
 from melon.testing import toy_batches
 
+DATA = Path(os.environ.get("MELON_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 SPECS = {
     "rows": TableSpec("rows", "user", "embedding", 3),
     "things": TableSpec("things", "item", "embedding", 3),
@@ -261,30 +265,25 @@ class TestWhatARateIsFor:
                 np.testing.assert_allclose(by_row.setdefault(int(row), own), own, rtol=1e-5)
         assert len(by_row) < items.size  # some were touched twice
 
-    def test_meta_training_gives_a_matrix_of_high_rank(self) -> None:
-        """On a stream with drift: rates vary within rows, and no few patterns make up the matrix."""
-        log = synthetic_stream("drift", n_users=60, n_items=120, n_events=3_000, seed=1)
+    @pytest.mark.parametrize(("name", "past", "stop"), [("drift", 1_500, 2_750), ("amazon_grocery", 9_000, 11_000)])
+    def test_meta_training_gives_a_matrix_of_high_rank(self, name: str, past: int, stop: int) -> None:
+        """On a made-up stream and on a recorded one: rates vary within rows, and no few patterns make up the matrix."""
+        if name == "drift":
+            log = synthetic_stream(name, n_users=60, n_items=120, n_events=3_000, seed=1)
+        elif (DATA / f"{name}.parquet").exists():
+            log = load_stream(DATA / f"{name}.parquet").head(stop + 250)
+        else:
+            pytest.skip(f"{name} is not in {DATA}; point MELON_DATA at the folder with the real streams")
         strategy = MeLON({"lr": 0.3, "passes": 40})
         updater = Updater(BPR({"dim": 32}, seed=1), strategy, seed=1)
-        for bounds in batches(0, 1_500, 250):
+        for bounds in batches(0, past, 250):
             updater.learn(batch_of(log, *bounds))
-        coming = [batch_of(log, *bounds) for bounds in batches(1_500, 2_750, 250)]
+        coming = [batch_of(log, *bounds) for bounds in batches(past, stop, 250)]
         trained = meta_train_through(updater, coming, meta_training_candidates(log, 1, 50))
         assert trained.losses[-1] < trained.losses[0]
         updater = Updater(BPR({"dim": 32}, seed=1), strategy, seed=1)
-        for bounds in batches(0, 2_750, 250):
+        for bounds in batches(0, stop, 250):
             updater.learn(batch_of(log, *bounds))
-        cells = batch_rates(updater, batch_of(log, 2_750, 3_000), 2_750, "").rows
+        cells = batch_rates(updater, batch_of(log, stop, stop + 250), stop, "").rows
         assert describe_rates(cells).rank >= 20
         assert min(variation_within_rows(cells).values()) > 0.02
-
-    def test_the_papers_form_has_one_for_each_parameter(self) -> None:
-        updater = learned(STRATEGIES["melon"].make(MELON_PRESETS["paper"]))
-        rates = updater.learning_rates(toy_batches()[6])
-        own = np.asarray(rates.rows)[:, [table == "user_factors" for table, _ in rates.slots]]
-        assert (own.std(1) > 0).all()
-
-    def test_the_registry_says_so(self) -> None:
-        assert "(interaction, parameter)" in STRATEGIES["melon"].summary
-        assert "per interaction" in STRATEGIES["melon_i"].summary
-        assert "per parameter" in STRATEGIES["melon_p"].summary

@@ -30,11 +30,10 @@ from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
 from melon.strategies.learned import MetaLoss
 from melon.strategies.parameters import preprocess
-from melon.strategies.reductions import reduced_gradients
 from melon.strategies.registry import S2META_PRESETS, STRATEGIES
 from melon.strategies.s2meta import S2Meta, lstm_step
 from melon.testing import toy_batch, toy_batches
-from situations import assert_close, equal, situation_of
+from situations import assert_close, situation_of
 
 #: Few units, so that a test sees every entry.
 SMALL = {"width": 5}
@@ -104,10 +103,6 @@ class TestCell:
         )
         assert_close(hidden, wanted.T, rtol=1e-12, atol=1e-13)
 
-    def test_far_features_are_finite(self) -> None:
-        features, weights, bias, start = (each.float() for each in self.given(4))
-        assert torch.isfinite(lstm_step(1e6 * features, weights, bias, start)).all()
-
     def test_what_it_sees_of_a_number(self) -> None:
         """pre(v) (methods 4.5) has the values that were computed by hand."""
         for value, wanted in ((1e-3, (-0.6908, 1.0)), (-1e-6, (-1.0, -0.0220)), (0.0, (-1.0, 0.0))):
@@ -125,12 +120,6 @@ class TestMetaGradient:
     @pytest.mark.parametrize(("kind", "option"), BOTH)
     def test_it_is_that_of_central_differences(self, kind: str, option: str) -> None:
         found = worst_error(*scene(kind, OPTIONS[option]))
-        assert max(found.values()) < RELATIVE, found
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(("kind", "option"), BOTH)
-    def test_it_is_that_of_central_differences_entry_by_entry(self, kind: str, option: str) -> None:
-        found = worst_error(*scene(kind, OPTIONS[option]), entries=5)
         assert max(found.values()) < RELATIVE, found
 
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
@@ -211,54 +200,12 @@ class TestStep:
                 rate = 1.0 if still or table == "user_bias" else keep
                 assert_close(values[touched], rate * before[table][touched], rtol=1e-12, atol=1e-200, msg=table)
 
-    def test_a_clamp_bounds_the_summed_gradient(self, kind: str) -> None:
-        past, batch = past_and_batch()
-        strategy = made(clamp=0.05, forgetting=False, shared_scale=1.0)
-        updater = updater_of(kind, strategy, past, noise=0.5)
-        constant_gates(strategy, 0.2)
-        situation = situation_of(updater, batch)[1]
-        proposed = strategy.propose(situation).values
-        cut = 0
-        for table, total in reduced_gradients(situation, "sum", "row_mean").items():
-            step = 0.2 * total.clamp(-0.05, 0.05)
-            cut += int((total.abs() > 0.05).sum())
-            assert_close(situation.values[table] - proposed[table], step, rtol=1e-11, atol=1e-14)
-        assert cut > 10
-
-    @EVERY_CELL
-    def test_permuting_scalars_permutes_their_updates(self, kind: str, cell: str) -> None:
-        """A scalar's update depends on what it is, not on where it stands or what is beside it."""
-        strategy, situation, _ = scene(kind, CELLS[cell])
-        table = next(iter(situation.values))
-        blocks = {block.table: block for block in strategy._blocks(situation)}
-        seen, network = blocks[table].seen, strategy._networks[table]
-        rows, dim = seen.theta.shape
-        order = torch.randperm(rows * dim, generator=torch.Generator().manual_seed(0))
-        order = torch.cat([order[:-2], order[:2]])  # two scalars twice, two not at all
-
-        def moved(values: Tensor) -> Tensor:
-            return values.reshape(-1)[order].view(rows, dim)
-
-        mixed = replace(seen, theta=moved(seen.theta), gradient=moved(seen.gradient))
-        one, other = network.open(seen), network.open(mixed)
-        for straight, permuted in ((one.rate, other.rate), (one.keep, other.keep)):
-            assert_close(moved(straight), permuted, rtol=1e-12, atol=1e-14)
-
     @EVERY_CELL
     def test_other_rows_keep_their_bytes(self, kind: str, cell: str) -> None:
         """Untouched rows keep their bytes, the cell's state included."""
         past, batch = past_and_batch()
         updater = updater_of(kind, made(**CELLS[cell]), past, noise=0.5)
         require_others_untouched(updater, batch)
-
-    def test_the_provisional_rows_stay_if_asked(self, kind: str) -> None:
-        past, batch = past_and_batch()
-        plain, keeping = (updater_of(kind, made(keep_prelim=keep), past[:3], noise=0.5) for keep in (False, True))
-        for updater in (plain, keeping):
-            updater.learn(batch)
-        apart = [t for t, values in tables_of(keeping).items() if not equal(values, tables_of(plain)[t])]
-        assert apart
-        assert finite(keeping)
 
 
 @EVERY_KIND
@@ -269,29 +216,6 @@ class TestRates:
         past, batch = past_and_batch()
         updater = updater_of(kind, made(**settings), past, noise=0.5, phi_noise=0.4)
         return updater, situation_of(updater, batch)[1], updater.learning_rates(batch)
-
-    @EVERY_CELL
-    def test_they_are_those_of_the_gates(self, kind: str, cell: str) -> None:
-        _, situation, rates = self.rates(kind, **CELLS[cell])
-        assert rates.raw is not None
-        assert (rates.raw > 0).all()
-        assert (rates.raw < 0.6).all()
-        assert len(torch.unique(rates.raw)) > 10
-        for wide in situation.evidence.shared_gradients:
-            block = rates.shared[wide.table]
-            assert equal(block, block[:1].expand_as(block))
-            assert block.shape == (16, situation.values[wide.table].numel())
-
-    @pytest.mark.parametrize("reduction", ["sum", "row_mean", "mean"])
-    def test_two_interactions_of_one_user_show_the_same(self, kind: str, reduction: str) -> None:
-        _, situation, rates = self.rates(kind, reduction=reduction)
-        users, compared = situation.examples.users, 0
-        columns = [at for at, (table, _) in enumerate(rates.slots) if table.startswith("user")]
-        for user in torch.unique(users):
-            mine = rates.rows[users == user][:, columns]
-            compared += len(mine) > 1
-            assert equal(mine, mine[:1].expand_as(mine))
-        assert compared
 
     @pytest.mark.parametrize("option", ["A", "B", "row mean", "batch mean", "clamped"])
     def test_without_forgetting_they_explain_the_step(self, kind: str, option: str) -> None:
@@ -379,19 +303,3 @@ class TestOwnRecommender(OwnRecommender):
 
     def made(self, **settings: Any) -> S2Meta:
         return made(**{"shared_forgetting": True, **self.settings, **settings})
-
-
-@pytest.mark.slow
-@EVERY_KIND
-def test_many_batches_stay_finite_and_keep_shared_weights_alive(kind: str) -> None:
-    updater = updater_of(kind, S2Meta(), dtype=np.float32)
-    start = {t.spec.name: float(np.linalg.norm(t.everything())) for t in updater.recommender.tables.values()}
-    batches = toy_batches()
-    for number in range(300):
-        batch = batches[number % len(batches)]
-        updater.learn(replace(batch, first_event=number * len(batch)))
-    assert finite(updater)
-    for table in updater.recommender.tables.values():
-        if table.spec.role == "shared":
-            norm, entries = float(np.linalg.norm(table.everything())), table.everything().size
-            assert start[table.spec.name] / 5 < norm < 5 * entries**0.5, table.spec.name

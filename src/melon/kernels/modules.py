@@ -38,7 +38,8 @@ class KernelModule:
     """Kernels that are compiled together.
 
     `modules` stand in the order in which they build on each other, and `signatures` are those of the functions that are
-    called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order.
+    called from Python; `also` are more types of the same ones. `exact` keeps floating-point operations in order;
+    with `inlined`, no kernel calls another.
     What `takes` long to compile says so.
     """
 
@@ -47,16 +48,25 @@ class KernelModule:
     signatures: dict[str, Signature]
     also: dict[str, Signature] = field(default_factory=dict)
     exact: bool = False
+    inlined: bool = False
     takes: str = ""
 
     def text(self) -> str:
         """All kernels as one module for numba."""
-        return _written(self.title, self.modules, tuple(self.signatures), exact=self.exact)
+        return _written(self.title, self.modules, tuple(self.signatures), exact=self.exact, inlined=self.inlined)
 
 
-def _written(title: str, modules: Sequence[ModuleType], entries: Sequence[str], *, exact: bool) -> str:
+#: Parts become text of their callers: handing many arrays over can cost more than the work on them.
+INLINED = """FAST, _decorated, entry
+
+from functools import partial
+
+part = partial(_decorated, options=FAST, forceinline=True)"""
+
+
+def _written(title: str, modules: Sequence[ModuleType], entries: Sequence[str], *, exact: bool, inlined: bool) -> str:
     """The text of some modules of kernels for numba, those that build on others last."""
-    decorators = "exact_entry as entry, exact_part as part" if exact else "entry, part"
+    decorators = "exact_entry as entry, exact_part as part" if exact else INLINED if inlined else "entry, part"
     parts = [
         f'"""{title}, written by melon\'s kernel generator; changes here are lost."""',
         "import math",
@@ -92,7 +102,9 @@ MODULES = {
         forms.SIGNATURES,
         takes="about half a minute",
     ),
-    "rates": KernelModule("the kernels of learned rates", (arithmetic, factor, rates, online), online.SIGNATURES),
+    "rates": KernelModule(
+        "the kernels of learned rates", (arithmetic, factor, rates, online), online.SIGNATURES, inlined=True
+    ),
     "lists": KernelModule(
         "the kernels of lists",
         (seen, best, quantised, blend_head, blend_lists),

@@ -76,10 +76,14 @@ def line_facts(users: Ints, items: Ints, known: LineStatistics, out: Singles) ->
 
 def _fill(line: Line, own: Singles, vectors: Singles, biases: Singles, named: Ints) -> None:
     """Copy an interaction's rows."""
-    line.theta[0, :] = own
+    theta = line.theta
+    for m in range(own.size):
+        theta[0, m] = own[m]
     for c in range(named.size):
-        line.theta[1 + c, :] = vectors[named[c]]
-        line.bias[c] = biases[named[c], 0]
+        row = named[c]
+        for m in range(own.size):
+            theta[1 + c, m] = vectors[row, m]
+        line.bias[c] = biases[row, 0]
 
 
 def _take(row: Singles, weights: Singles, gradient: Singles) -> None:

@@ -30,10 +30,11 @@ Numbers: TypeAlias = npt.NDArray[np.floating]
 
 #: No logarithm of a rate is larger than this, and losses are read from here on.
 MOST_LOG_RATE, LEAST_LOSS = 3.0, 1e-8
-#: Facts of a row, and inputs of the role network: a, ℓg, ℓθ, nθ, ng, co, the loss, and the facts.
-FACTS, ROLE_INPUTS = 7, 14
-#: Units of each role's network.
-UNITS = 8
+#: Facts of a row, and units of each role's network.
+FACTS, UNITS = 7, 8
+#: What is seen of a row in an interaction: 1, the facts, the loss, and four numbers of the role: nθ, ng and co of a
+#: vector; a, ℓθ and the nθ of the item's and of the user's vector for a bias. Behind it a, ℓg and ℓθ of a parameter.
+_LOSS, _NORMS, SEEN, INPUTS = 8, 9, 13, 16
 _CAP, _ZERO, _ONE = np.float32(MOST_LOG_RATE), np.float32(0), np.float32(1)
 _SMALL, _TINY, _LIFT, _HUNDREDTH = np.float32(0.05), np.float32(1e-8), np.float32(0.6), np.float32(0.01)
 _NORM_LIFT, _THREE, _TENTH, _BIAS_LIFT = np.float32(1.2), np.float32(3), np.float32(0.1), np.float32(0.3)
@@ -41,42 +42,36 @@ _LEAST_LOG, _MOST_LOG, _LOG_MIDDLE, _LOG_SPREAD = -5.0, 2.0, 0.7, 1.5
 
 
 class RateModel(NamedTuple):
-    """φ as kernels read it, by role: constant and facts, the spline of log L and its slopes (0 outside the knots), and
-    the parameter role: α, β and a network of `units` (roles × units × inputs). Without units there is no role.
+    """φ as kernels read it: the role of each column, weights, units' effects, and the spline of log L.
 
-    `roles` is the role of each column, `scales` the spread of users', items' and biases' numbers.
+    `weights` (roles × inputs × (1 + units)) are what the log rate (first) and each unit of the network take from what
+    is seen. Without units there is no role of a parameter. `slopes` are the spline's (0 outside the knots), `scales`
+    the spread of users', items' and biases' numbers.
     """
 
     roles: Ints
-    facts: Numbers
+    weights: Numbers
+    out: Numbers
     knots: Floats
     splines: Floats
     slopes: Floats
-    alpha: Numbers
-    beta: Numbers
-    hidden: Numbers
-    hidden_bias: Numbers
-    out: Numbers
     scales: Numbers
 
 
 class RateSlopes(NamedTuple):
     """∂J by φ, as in `RateModel`."""
 
-    facts: Floats
-    splines: Floats
-    alpha: Floats
-    beta: Floats
-    hidden: Floats
-    hidden_bias: Floats
+    weights: Floats
     out: Floats
+    splines: Floats
 
 
 class Line(NamedTuple):
     """One interaction as its rates see it, overwritten by the next: what rates are for, and inputs of the role.
 
-    `inputs` are a, ℓg and ℓθ (3 × slots × d), `norms` nθ, ng, co, rms θ and rms g of each slot; `by_…` are ∂J by
-    rows before the step, `later` ∂J by those after it. `work` is room for some rows.
+    `seen` and `sums` are of each column, `inputs` are a, ℓg and ℓθ (3 × slots × d), `units` the network's answers
+    (slots × units × d), `norms` nθ, ng, co, rms θ and rms g of each slot; `by_…` are ∂J by rows before the step,
+    `later` ∂J by those after it. `work` is room for some rows.
     """
 
     theta: Numbers
@@ -88,14 +83,17 @@ class Line(NamedTuple):
     slopes: Numbers
     unit_theta: Numbers
     unit_gradient: Numbers
+    seen: Numbers
+    sums: Numbers
     inputs: Numbers
+    units: Numbers
     norms: Numbers
-    bias_inputs: Numbers
     by_theta: Numbers
     by_gradient: Numbers
     by_bias: Numbers
     by_slopes: Numbers
     by_norms: Numbers
+    by_sums: Numbers
     later: Numbers
     later_bias: Numbers
     work: Numbers
@@ -104,26 +102,22 @@ class Line(NamedTuple):
     def room(cls, slots: int, like: Numbers) -> Line:
         """Room for an interaction on rows like these."""
         (_, dim), width, kind = like.shape, slots - 1, like.dtype
-        rows, each = np.zeros((8, slots, dim), kind), np.zeros((7, width), kind)
+        rows, each, columns = np.zeros((8, slots, dim), kind), np.zeros((7, width), kind), slots + width
         return cls(
             rows[0], rows[1], rows[2], each[0], each[1], each[2], each[3], rows[3], rows[4],
-            np.zeros((3, slots, dim), kind), np.zeros((slots, 5), kind), np.zeros((width, 2), kind),
-            rows[5], rows[6], each[4], each[5], np.zeros((slots, 3), kind), rows[7], each[6],
-            np.zeros((6, dim), kind),
+            np.ones((columns, SEEN), kind), np.zeros((columns, 1 + UNITS), kind), np.zeros((3, slots, dim), kind),
+            np.zeros((slots, UNITS, dim), kind), np.zeros((slots, 5), kind), rows[5], rows[6], each[4], each[5],
+            np.zeros((slots, 3), kind), np.zeros(1 + UNITS, kind), rows[7], each[6], np.zeros((5, dim), kind),
         )  # fmt: skip
 
 
-MODEL: Fields = Fields(
-    RateModel,
-    (INTS, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, DOUBLE_TABLE, *[SINGLE_TABLE] * 2, SINGLE_CUBE, *[SINGLE_TABLE] * 2,
-     SINGLES),
-)  # fmt: skip
+MODEL: Fields = Fields(RateModel, (INTS, SINGLE_CUBE, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, DOUBLE_TABLE, SINGLES))
 LINE: Fields = Fields(
     Line,
-    (*[SINGLE_TABLE] * 3, *[SINGLES] * 4, *[SINGLE_TABLE] * 2, SINGLE_CUBE, *[SINGLE_TABLE] * 4, *[SINGLES] * 2,
-     *[SINGLE_TABLE] * 2, SINGLES, SINGLE_TABLE),
+    (*[SINGLE_TABLE] * 3, *[SINGLES] * 4, *[SINGLE_TABLE] * 4, *[SINGLE_CUBE] * 2, *[SINGLE_TABLE] * 3, *[SINGLES] * 2,
+     SINGLE_TABLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLE_TABLE),
 )  # fmt: skip
-SLOPES: Fields = Fields(RateSlopes, (*[DOUBLE_TABLE] * 4, DOUBLE_CUBE, *[DOUBLE_TABLE] * 2))
+SLOPES: Fields = Fields(RateSlopes, (DOUBLE_CUBE, *[DOUBLE_TABLE] * 2))
 
 
 def _sum(values: Numbers) -> Any:
@@ -170,17 +164,6 @@ def _spline(model: RateModel, role: int, at: float) -> float:
     return result
 
 
-def _loss_input(log_loss: float) -> float:
-    return (min(max(log_loss, _LEAST_LOG), _MOST_LOG) + _LOG_MIDDLE) / _LOG_SPREAD
-
-
-def _base(model: RateModel, role: int, facts: Numbers, log_loss: float) -> float:
-    result = float(model.facts[role, 0]) + _spline(model, role, log_loss)
-    for k in range(FACTS):
-        result += model.facts[role, 1 + k] * facts[k]
-    return result
-
-
 def _products(theta: Numbers, gradient: Numbers) -> tuple[Any, Any, Any]:
     """θ·θ, g·g and θ·g."""
     of_theta, of_gradient, of_both = theta[0] * theta[0], gradient[0] * gradient[0], theta[0] * gradient[0]
@@ -191,8 +174,8 @@ def _products(theta: Numbers, gradient: Numbers) -> tuple[Any, Any, Any]:
     return of_theta, of_gradient, of_both
 
 
-def _role_inputs(model: RateModel, line: Line, s: int, alpha: Numbers, logs: Numbers) -> None:
-    """What the role sees of a slot's vector and gradient; `logs` becomes α times what it sees of each parameter."""
+def _role_inputs(model: RateModel, line: Line, s: int) -> None:
+    """What the role sees of a slot's vector and gradient."""
     theta, gradient, size = line.theta[s], line.gradient[s], line.theta.shape[1]
     many, scale = np.float32(size), model.scales[min(s, 1)]
     norms, unit_theta, unit_gradient = line.norms[s], line.unit_theta[s], line.unit_gradient[s]
@@ -201,110 +184,95 @@ def _role_inputs(model: RateModel, line: Line, s: int, alpha: Numbers, logs: Num
     norms[4] = math.sqrt(of_gradient / many + _TINY)
     over_theta, over_gradient = _ONE / norms[3], _ONE / norms[4]
     a, size_g, size_t = line.inputs[0, s], line.inputs[1, s], line.inputs[2, s]
-    by_a, by_g, by_t = alpha[0], alpha[1], alpha[2]
     for m in range(size):
         t, g = theta[m] * over_theta, gradient[m] * over_gradient
-        x, y, z = tanh(g * t), log(abs(g) + _SMALL) + _LIFT, log(abs(t) + _SMALL) + _LIFT
-        unit_theta[m], unit_gradient[m], a[m], size_g[m], size_t[m] = t, g, x, y, z
-        logs[m] = by_a * x + by_g * y + by_t * z
+        unit_theta[m], unit_gradient[m], a[m] = t, g, tanh(g * t)
+        size_g[m], size_t[m] = log(abs(g) + _SMALL) + _LIFT, log(abs(t) + _SMALL) + _LIFT
     norms[0] = log(norms[3] / scale)
     norms[1] = log(norms[4] / scale + _HUNDREDTH) + _NORM_LIFT
     norms[2] = _THREE * of_both * over_theta * over_gradient / many
-
-
-def _pre(weights: Numbers, norms: Numbers, loss_input: float, facts: Numbers) -> Any:
-    """What a unit of a vector's network sees of the row and the interaction."""
-    result = weights[3] * norms[0] + weights[4] * norms[1] + weights[5] * norms[2] + weights[6] * loss_input
-    for k in range(FACTS):
-        result += weights[7 + k] * facts[k]
-    return result
-
-
-def _unit(line: Line, s: int, pre: float, weights: Numbers, out: Numbers) -> None:
-    """A unit's answers for each parameter of a slot."""
-    start, by_a, by_gradient, by_theta = out.dtype.type(pre), weights[0], weights[1], weights[2]
-    a, of_gradient, of_theta = line.inputs[0, s], line.inputs[1, s], line.inputs[2, s]
-    for m in range(out.size):
-        out[m] = tanh(start + by_a * a[m] + by_gradient * of_gradient[m] + by_theta * of_theta[m])
-
-
-def _add_unit(line: Line, s: int, pre: float, weights: Numbers, out: Numbers, logs: Numbers) -> None:
-    """Add a unit's answers times `out` to the log rates of a slot."""
-    start, by_a, by_gradient, by_theta = logs.dtype.type(pre), weights[0], weights[1], weights[2]
-    a, of_gradient, of_theta = line.inputs[0, s], line.inputs[1, s], line.inputs[2, s]
-    for m in range(logs.size):
-        logs[m] += out * tanh(start + by_a * a[m] + by_gradient * of_gradient[m] + by_theta * of_theta[m])
+    for k in range(3):
+        line.seen[s, _NORMS + k] = norms[k]
 
 
 def _bias_inputs(model: RateModel, line: Line, c: int) -> None:
-    sign = -_ONE if c == 0 else _ONE
-    line.bias_inputs[c, 0] = tanh(line.bias[c] * sign / model.scales[2])
-    line.bias_inputs[c, 1] = log(abs(line.bias[c]) / model.scales[2] + _TENTH) + _BIAS_LIFT
+    """What the role sees of an item's bias: it has a column behind those of vectors."""
+    sign, seen = -_ONE if c == 0 else _ONE, line.seen[line.theta.shape[0] + c]
+    seen[_NORMS] = tanh(line.bias[c] * sign / model.scales[2])
+    seen[_NORMS + 1] = log(abs(line.bias[c]) / model.scales[2] + _TENTH) + _BIAS_LIFT
+    seen[_NORMS + 2], seen[_NORMS + 3] = line.norms[1 + c, 0], line.norms[0, 0]
 
 
-def _bias_pre(weights: Numbers, line: Line, c: int, loss_input: float, facts: Numbers) -> Any:
-    result = weights[0] * line.bias_inputs[c, 0] + weights[1] * line.bias_inputs[c, 1]
-    result += weights[2] * line.norms[1 + c, 0] + weights[3] * line.norms[0, 0] + weights[4] * loss_input
+def _sums(model: RateModel, line: Line, column: int, facts: Numbers, log_loss: float) -> None:
+    """What the log rate and each unit take from a column's facts, loss and norms."""
+    role, seen, sums, many = model.roles[column], line.seen[column], line.sums[column], model.weights.shape[2]
     for k in range(FACTS):
-        result += weights[5 + k] * facts[k]
-    return result
+        seen[1 + k] = facts[k]
+    seen[_LOSS] = (min(max(log_loss, _LEAST_LOG), _MOST_LOG) + _LOG_MIDDLE) / _LOG_SPREAD
+    weights = model.weights[role]
+    for h in range(many):
+        sums[h] = weights[0, h]
+    for k in range(1, SEEN if many > 1 else _LOSS):
+        for h in range(many):
+            sums[h] += weights[k, h] * seen[k]
+    sums[0] += _spline(model, role, log_loss)
+
+
+def _pair_rates(model: RateModel, line: Line, s: int) -> None:
+    """The rates of a slot's parameters."""
+    role, sums, logs = model.roles[s], line.sums[s], line.weights[s]
+    weights, out = model.weights[role], model.out[role]
+    a, of_gradient, of_theta = line.inputs[0, s], line.inputs[1, s], line.inputs[2, s]
+    start, by_a, by_gradient, by_theta = sums[0], weights[SEEN, 0], weights[SEEN + 1, 0], weights[SEEN + 2, 0]
+    for m in range(logs.size):
+        logs[m] = start + by_a * a[m] + by_gradient * of_gradient[m] + by_theta * of_theta[m]
+    for h in range(1, sums.size):
+        unit, effect = line.units[s, h - 1], out[h - 1]
+        start, by_a, by_gradient, by_theta = sums[h], weights[SEEN, h], weights[SEEN + 1, h], weights[SEEN + 2, h]
+        for m in range(logs.size):
+            value = tanh(start + by_a * a[m] + by_gradient * of_gradient[m] + by_theta * of_theta[m])
+            unit[m] = value
+            logs[m] += effect * value
+    for m in range(logs.size):
+        logs[m] = exp(min(logs[m], _CAP))
 
 
 def rate_line(model: RateModel, facts: Numbers, loss: float, line: Line) -> None:
     """Rates of an interaction that has been seen, from the facts of its slots and its loss."""
     log_loss, slots, units = math.log(loss + LEAST_LOSS), line.theta.shape[0], model.out.shape[1]
-    loss_input = _loss_input(log_loss)
     for s in range(slots):
-        role, weights = model.roles[s], line.weights[s]
-        base = _base(model, role, facts[s], log_loss)
-        if units == 0:
-            weights[:] = math.exp(min(base, MOST_LOG_RATE))
-            continue
-        _role_inputs(model, line, s, model.alpha[role], weights)
-        start = weights.dtype.type(base + _dot(model.beta[role], line.norms[s, :3]))
-        for h in range(units):
-            pre = model.hidden_bias[role, h] + _pre(model.hidden[role, h], line.norms[s], loss_input, facts[s])
-            _add_unit(line, s, pre, model.hidden[role, h], model.out[role, h], weights)
-        for m in range(weights.size):
-            weights[m] = exp(min(start + weights[m], _CAP))
+        if units > 0:
+            _role_inputs(model, line, s)
+        _sums(model, line, s, facts[s], log_loss)
+        if units > 0:
+            _pair_rates(model, line, s)
+        else:
+            rate = exp(min(line.sums[s, 0], _CAP))
+            for m in range(line.weights.shape[1]):
+                line.weights[s, m] = rate
     for c in range(slots - 1):
-        role = model.roles[slots + c]
-        base = _base(model, role, facts[1 + c], log_loss)
+        column = slots + c
         if units > 0:
             _bias_inputs(model, line, c)
-            base += float(_dot(model.alpha[role, :2], line.bias_inputs[c]))
-            base += model.beta[role, 0] * line.norms[1 + c, 0] + model.beta[role, 1] * line.norms[0, 0]
-            for h in range(units):
-                seen = model.hidden_bias[role, h] + _bias_pre(model.hidden[role, h], line, c, loss_input, facts[1 + c])
-                base += model.out[role, h] * tanh(line.bias.dtype.type(seen))
-        line.bias_weights[c] = math.exp(min(base, MOST_LOG_RATE))
+        _sums(model, line, column, facts[1 + c], log_loss)
+        log_rate = line.sums[column, 0]
+        for h in range(units):
+            log_rate += model.out[model.roles[column], h] * tanh(line.sums[column, 1 + h])
+        line.bias_weights[c] = exp(min(log_rate, _CAP))
 
 
-def line_back(model: RateModel, facts: Numbers, loss: float, line: Line, slopes: RateSlopes) -> None:
-    """∂J by the rows that a rated interaction saw, from ∂J by those rows after it has moved them by −w g.
+def line_back(model: RateModel, loss: float, line: Line, slopes: RateSlopes) -> None:
+    """∂J by the rows that an interaction saw, which `rate_line` has just rated, from ∂J by those rows after it has
+    moved them by −w g.
 
     ∂J by φ is added to `slopes`. What rows keep of themselves at a touch is not in it.
     """
-    log_loss, slots, units = math.log(loss + LEAST_LOSS), line.theta.shape[0], model.out.shape[1]
-    loss_input, by_log_loss = _loss_input(log_loss), 0.0
+    log_loss, slots, by_log_loss = math.log(loss + LEAST_LOSS), line.theta.shape[0], 0.0
     line.by_norms[:, :], line.by_theta[:, :] = 0, 0
     for c in range(slots - 1):
-        by_log_loss += _bias_back(model, facts[1 + c], log_loss, loss_input, line, c, slopes)
+        by_log_loss += _bias_back(model, log_loss, line, c, slopes)
     for s in range(slots):
-        role, by_log, weights = model.roles[s], line.work[0], line.weights[s]
-        for m in range(weights.size):
-            line.by_gradient[s, m] = -line.later[s, m] * weights[m]
-        for m in range(weights.size):
-            by_log[m] = line.by_gradient[s, m] * line.gradient[s, m]
-        if units == 0:
-            by_base = 0.0 if _capped(weights[0]) else float(_sum(by_log))
-        else:
-            for m in range(weights.size):
-                by_log[m] = _ZERO if _capped(weights[m]) else by_log[m]
-            by_base = float(_sum(by_log))
-        by_log_loss += _base_back(model, role, facts[s], log_loss, by_base, slopes)
-        if units > 0:
-            by_log_loss += _slot_back(model, role, facts[s], log_loss, loss_input, line, s, by_base, slopes)
+        by_log_loss += _slot_back(model, log_loss, line, s, slopes)
     _rows_back(line, by_log_loss / (loss + LEAST_LOSS))
 
 
@@ -312,123 +280,94 @@ def _capped(weight: float) -> bool:
     return bool(weight >= 20.0855)  # e³ = 20.08554
 
 
-def _base_back(
-    model: RateModel, role: int, facts: Numbers, log_loss: float, by_base: float, slopes: RateSlopes
-) -> float:
-    """Of constant, facts and spline; returns ∂J by log L through the spline."""
-    slopes.facts[role, 0] += by_base
-    for k in range(FACTS):
-        slopes.facts[role, 1 + k] += by_base * facts[k]
-    if not model.knots.size:
-        return 0.0
-    place, last = knot(model.knots, log_loss), model.knots.size
+def _sums_back(model: RateModel, line: Line, column: int, log_loss: float, slopes: RateSlopes) -> Any:
+    """From ∂J by a column's sums (`by_sums`) to ∂J by weights; returns ∂J by log L."""
+    role, by_sums, many = model.roles[column], line.by_sums, model.weights.shape[2]
+    by_weights, by_base, last = slopes.weights[role], line.by_sums[0], model.knots.size
+    for k in range(SEEN):
+        value = line.seen[column, k]
+        for h in range(many):
+            by_weights[k, h] += by_sums[h] * value
+    by_log_loss = 0.0
+    if _LEAST_LOG < log_loss < _MOST_LOG:
+        by_log_loss = _by_seen(model, line, role, _LOSS) / _LOG_SPREAD
+    place = knot(model.knots, log_loss)
     if place in (0, last):
         slopes.splines[role, min(place, last - 1)] += by_base
-        return 0.0
+        return by_log_loss
     part = (log_loss - model.knots[place - 1]) / (model.knots[place] - model.knots[place - 1])
     slopes.splines[role, place - 1] += by_base * (1 - part)
     slopes.splines[role, place] += by_base * part
-    return float(by_base * model.slopes[role, place])
+    return by_log_loss + by_base * model.slopes[role, place]
 
 
-def _by_loss_input(log_loss: float, by_input: float) -> float:
-    return by_input / _LOG_SPREAD if _LEAST_LOG < log_loss < _MOST_LOG else 0.0
+def _by_seen(model: RateModel, line: Line, role: int, k: int) -> Any:
+    """∂J by what is seen of a row, from ∂J by sums."""
+    return _dot(model.weights[role, k], line.by_sums[: model.weights.shape[2]])
 
 
-def _bias_back(
-    model: RateModel, facts: Numbers, log_loss: float, loss_input: float, line: Line, c: int,
-    slopes: RateSlopes,
-) -> float:  # fmt: skip
+def _bias_back(model: RateModel, log_loss: float, line: Line, c: int, slopes: RateSlopes) -> Any:
     """Of an item's bias; returns ∂J by log L."""
-    slots, units = line.theta.shape[0], model.out.shape[1]
-    role, weight = model.roles[slots + c], line.bias_weights[c]
+    column, weight, by_sums = line.theta.shape[0] + c, line.bias_weights[c], line.by_sums
+    role, seen, sums = model.roles[column], line.seen[column], line.sums[column]
     line.by_slopes[c], line.by_bias[c] = -line.later_bias[c] * weight, 0
-    by_base = 0.0 if _capped(weight) else float(line.by_slopes[c] * line.slopes[c])
-    by_log_loss = _base_back(model, role, facts, log_loss, by_base, slopes)
-    if units == 0:
-        return by_log_loss
-    own, user = line.norms[1 + c, 0], line.norms[0, 0]
-    a, of_theta = line.bias_inputs[c, 0], line.bias_inputs[c, 1]
-    by_a, by_theta = by_base * model.alpha[role, 0], by_base * model.alpha[role, 1]
-    by_own, by_user, by_input = by_base * model.beta[role, 0], by_base * model.beta[role, 1], 0.0
-    slopes.alpha[role, 0] += by_base * a
-    slopes.alpha[role, 1] += by_base * of_theta
-    slopes.beta[role, 0] += by_base * own
-    slopes.beta[role, 1] += by_base * user
-    for h in range(units):
-        weights, by_weights = model.hidden[role, h], slopes.hidden[role, h]
-        seen = model.hidden_bias[role, h] + _bias_pre(weights, line, c, loss_input, facts)
-        value = tanh(line.bias.dtype.type(seen))
-        by_pre = by_base * model.out[role, h] * (1 - value * value)
-        slopes.out[role, h] += by_base * value
-        slopes.hidden_bias[role, h] += by_pre
-        by_weights[0] += by_pre * a
-        by_weights[1] += by_pre * of_theta
-        by_weights[2] += by_pre * own
-        by_weights[3] += by_pre * user
-        by_weights[4] += by_pre * loss_input
-        for k in range(FACTS):
-            by_weights[5 + k] += by_pre * facts[k]
-        by_a += by_pre * weights[0]
-        by_theta += by_pre * weights[1]
-        by_own += by_pre * weights[2]
-        by_user += by_pre * weights[3]
-        by_input += by_pre * weights[4]
-    sign, scale, bias = -1.0 if c == 0 else 1.0, model.scales[2], line.bias[c]
-    line.by_bias[c] = by_a * (1 - a * a) * sign / scale
-    line.by_bias[c] += by_theta * np.sign(bias) / (abs(bias) + _TENTH * scale)
-    line.by_norms[1 + c, 0] += by_own
-    line.by_norms[0, 0] += by_user
-    return by_log_loss + _by_loss_input(log_loss, by_input)
-
-
-def _slot_back(
-    model: RateModel, role: int, facts: Numbers, log_loss: float, loss_input: float, line: Line, s: int, by_base: float,
-    slopes: RateSlopes,
-) -> float:  # fmt: skip
-    """Through the role of a slot's vector to its row and gradient, from ∂J by log rates (`work[0]`).
-
-    Returns ∂J by log L.
-    """
-    by_log, value, by_pre = line.work[0], line.work[1], line.work[2]
-    by_a, by_of_gradient, by_of_theta = line.work[3], line.work[4], line.work[5]
-    norms, by_norms, alpha, size, by_input = line.norms[s], line.by_norms[s], model.alpha[role], by_log.size, 0.0
-    for m in range(size):
-        by_a[m] = by_log[m] * alpha[0]
-        by_of_gradient[m] = by_log[m] * alpha[1]
-        by_of_theta[m] = by_log[m] * alpha[2]
-    for k in range(3):
-        slopes.alpha[role, k] += _dot(by_log, line.inputs[k, s])
-        slopes.beta[role, k] += by_base * norms[k]
-        by_norms[k] += by_base * model.beta[role, k]
+    by_sums[0] = _ZERO if _capped(weight) else line.by_slopes[c] * line.slopes[c]
     for h in range(model.out.shape[1]):
-        weights, by_weights, out = model.hidden[role, h], slopes.hidden[role, h], model.out[role, h]
-        _unit(line, s, model.hidden_bias[role, h] + _pre(weights, norms, loss_input, facts), weights, value)
+        value = tanh(sums[1 + h])
+        slopes.out[role, h] += by_sums[0] * value
+        by_sums[1 + h] = by_sums[0] * model.out[role, h] * (_ONE - value * value)
+    by_log_loss = _sums_back(model, line, column, log_loss, slopes)
+    if model.out.shape[1] == 0:
+        return by_log_loss
+    a, sign, scale, bias = seen[_NORMS], -_ONE if c == 0 else _ONE, model.scales[2], line.bias[c]
+    line.by_bias[c] = _by_seen(model, line, role, _NORMS) * (_ONE - a * a) * sign / scale
+    line.by_bias[c] += _by_seen(model, line, role, _NORMS + 1) * np.sign(bias) / (abs(bias) + _TENTH * scale)
+    line.by_norms[1 + c, 0] += _by_seen(model, line, role, _NORMS + 2)
+    line.by_norms[0, 0] += _by_seen(model, line, role, _NORMS + 3)
+    return by_log_loss
+
+
+def _slot_back(model: RateModel, log_loss: float, line: Line, s: int, slopes: RateSlopes) -> Any:
+    """Of a slot's vector, through its rates and their inputs to its row and gradient; returns ∂J by log L."""
+    role, weights, gradient, later = model.roles[s], line.weights[s], line.gradient[s], line.later[s]
+    by_log, by_pair, by_gradient, by_sums = line.work[0], line.work[1], line.by_gradient[s], line.by_sums
+    size, units = weights.size, model.out.shape[1]
+    for m in range(size):
+        by_gradient[m] = -later[m] * weights[m]
+    for m in range(size):
+        by_log[m] = _ZERO if _capped(weights[m]) else by_gradient[m] * gradient[m]
+    by_sums[0] = _sum(by_log)
+    if units == 0:
+        return _sums_back(model, line, s, log_loss, slopes)
+    line.work[2:5, :] = 0
+    _pairs_back(model, line, s, role, 0, by_log, slopes)
+    for h in range(units):
+        unit, effect = line.units[s, h], model.out[role, h]
         for m in range(size):
-            by_pre[m] = by_log[m] * out * (_ONE - value[m] * value[m])
-        for m in range(size):
-            by_a[m] += by_pre[m] * weights[0]
-            by_of_gradient[m] += by_pre[m] * weights[1]
-            by_of_theta[m] += by_pre[m] * weights[2]
-        slopes.out[role, h] += _dot(by_log, value)
-        in_all = _sum(by_pre)
-        slopes.hidden_bias[role, h] += in_all
-        for k in range(3):
-            by_weights[k] += _dot(by_pre, line.inputs[k, s])
-            by_weights[3 + k] += in_all * norms[k]
-            by_norms[k] += in_all * weights[3 + k]
-        by_weights[6] += in_all * loss_input
-        by_input += in_all * weights[6]
-        for k in range(FACTS):
-            by_weights[7 + k] += in_all * facts[k]
+            by_pair[m] = by_log[m] * effect * (_ONE - unit[m] * unit[m])
+        slopes.out[role, h] += _dot(by_log, unit)
+        by_sums[1 + h] = _sum(by_pair)
+        _pairs_back(model, line, s, role, 1 + h, by_pair, slopes)
+    by_log_loss = _sums_back(model, line, s, log_loss, slopes)
+    for k in range(3):
+        line.by_norms[s, k] += _by_seen(model, line, role, _NORMS + k)
     _inputs_back(model, line, s)
-    return _by_loss_input(log_loss, by_input)
+    return by_log_loss
+
+
+def _pairs_back(model: RateModel, line: Line, s: int, role: int, h: int, by_pair: Numbers, slopes: RateSlopes) -> None:
+    """What the log rate (or a unit) takes from a, ℓg and ℓθ; adds ∂J by these to `work`."""
+    for k in range(3):
+        slopes.weights[role, SEEN + k, h] += _dot(by_pair, line.inputs[k, s])
+        weight, by_input = model.weights[role, SEEN + k, h], line.work[2 + k]
+        for m in range(by_pair.size):
+            by_input[m] += by_pair[m] * weight
 
 
 def _inputs_back(model: RateModel, line: Line, s: int) -> None:
     """From ∂J by the role's inputs to ∂J by a slot's vector and gradient."""
-    by_a, by_of_gradient, by_of_theta = line.work[3], line.work[4], line.work[5]
-    by_unit_theta, by_unit_gradient = line.work[1], line.work[2]
+    by_unit_theta, by_unit_gradient = line.work[0], line.work[1]
+    by_a, by_of_gradient, by_of_theta = line.work[2], line.work[3], line.work[4]
     unit_theta, unit_gradient, a = line.unit_theta[s], line.unit_gradient[s], line.inputs[0, s]
     norms, by_norms, size, scale = line.norms[s], line.by_norms[s], by_a.size, model.scales[min(s, 1)]
     many = np.float32(size)

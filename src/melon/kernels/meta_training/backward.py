@@ -66,7 +66,7 @@ def backward(
             for c in range(line.bias.size):
                 line.later[1 + c, :] = later.items[replay.items[n, c]]
                 line.later_bias[c] = later.bias[replay.items[n, c]]
-            line_back(step.model, replay.facts[n], loss, line, slopes.rates)
+            line_back(step.model, loss, line, slopes.rates)
             _add(to_users[replay.user_at[n]], line.by_theta[0])
             for c in range(line.bias.size):
                 _add(to_items[replay.items_at[n, c]], line.by_theta[1 + c])

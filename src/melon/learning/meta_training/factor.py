@@ -67,7 +67,7 @@ class FactorMetaTraining:
 
     def _by_phi(self, slopes: Slopes) -> Phi:
         rates = self._strategy.rates
-        by_phi = {name: np.zeros(value.shape) for name, value in rates.phi.items()} | slopes.rates._asdict()
+        by_phi = rates.by_phi(slopes.rates)
         for place, name in enumerate(TAUGHT):
             by_phi["decay"][rates.row_tables.index(name)] = DECAY_UNIT * slopes.decay[place]
         for place, name in enumerate(TAUGHT[1:]):

@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 
 from melon.errors import CheckpointError
-from melon.kernels.melon.rates import FACTS, ROLE_INPUTS, UNITS, RateModel, RateSlopes
+from melon.kernels.melon.rates import FACTS, UNITS, RateModel, RateSlopes
+from melon.kernels.melon.rates import INPUTS as SEEN
 from melon.models.plain import TAUGHT
 from melon.tables import TableSpec
 from melon.types import AnyArray, Flags, Floats, Ints, Scores
@@ -28,6 +29,11 @@ FACT_INPUTS: tuple[RateInput, ...] = ("age", "new", "idle", "touches", "rates", 
 KNOTS: Floats = np.log([0.03, 0.15, 0.5, 1.2, 2.5])
 #: A row that is touched keeps 1 − D / 10 of itself, and D is at most this.
 MOST_DECAY, DECAY_UNIT = 5.0, 0.1
+#: Inputs of the role network: a, ℓg, ℓθ, nθ, ng, co, the loss, and the facts. A bias has a, ℓθ and both norms instead.
+ROLE_INPUTS = 7 + FACTS
+#: Where kernels have these, and those of a bias, among what they see.
+_ROWS = (8, *range(1, 1 + FACTS))
+_VECTOR_PLACES, _BIAS_PLACES = [13, 14, 15, 9, 10, 11, *_ROWS], [9, 10, 11, 12, *_ROWS]
 #: How the first layer of each role's network is drawn; the second starts at 0.
 WEIGHT_SPREAD, BIAS_SPREAD = 0.5 / np.sqrt(ROLE_INPUTS), 0.3
 #: The spread of biases is at least this.
@@ -188,10 +194,12 @@ class RateParameters:
         self.free["scales"][:] = False
         for name in _ROLE if not self.has_role else ():
             self.free[name][:] = False
+        self._places = [_VECTOR_PLACES] * count
         if self.has_role:
-            biases = {roles.first[TAUGHT[2]], roles.other[TAUGHT[2]]} - {roles.first[TAUGHT[1]]}
-            for role in range(count):
-                self._see(role, seen, facts, bias=role in biases)
+            for role in {roles.first[TAUGHT[2]], roles.other[TAUGHT[2]]} - {roles.first[TAUGHT[1]]}:
+                self._places[role] = _BIAS_PLACES
+            for role, places in enumerate(self._places):
+                self._see(role, seen, facts, bias=places is _BIAS_PLACES)
             draw = np.random.default_rng([seed, 0x6D656C6F6E])
             self.phi["hidden"][:] = draw.normal(0, WEIGHT_SPREAD, shapes["hidden"]) * self.free["hidden"]
             self.phi["hidden_bias"][:] = draw.normal(0, BIAS_SPREAD, shapes["hidden_bias"])
@@ -232,15 +240,41 @@ class RateParameters:
             phi = self.phi
             slopes = np.zeros((self.roles.count, len(KNOTS) + 1))
             slopes[:, 1:-1] = np.diff(phi["splines"], axis=1) / np.diff(KNOTS)
-            role = {name: np.ascontiguousarray(phi[name], dtype=dtype) for name in ("facts", *_ROLE, "scales")}
-            columns = np.array(self.roles.columns(slots), dtype=np.int64)
-            model = RateModel(columns, knots=KNOTS, splines=phi["splines"], slopes=slopes, **role)
+            columns, out = np.array(self.roles.columns(slots), dtype=np.int64), phi["out"].astype(dtype)
+            weights, scales = self._weights().astype(dtype), phi["scales"].astype(dtype)
+            model = RateModel(columns, weights, out, KNOTS, phi["splines"], slopes, scales)
             self._model = phi, (slots, dtype), model
         return self._model[2]
 
+    def _weights(self) -> Floats:
+        """What log rates and units take from what is seen: roles × inputs × (1 + units)."""
+        phi = self.phi
+        weights = np.zeros((self.roles.count, SEEN, 1 + phi["out"].shape[1]))
+        for role, places in enumerate(self._places if self.has_role else ()):
+            half = 3 if places is _VECTOR_PLACES else 2
+            weights[role, places[: 2 * half], 0] = [*phi["alpha"][role, :half], *phi["beta"][role, :half]]
+            weights[role, places, 1:] = phi["hidden"][role, :, : len(places)].T
+            weights[role, 0, 1:] = phi["hidden_bias"][role]
+        weights[:, : 1 + FACTS, 0] = phi["facts"]
+        return weights
+
     def slopes(self) -> RateSlopes:
         """Zeros to which kernels add ∂J by φ."""
-        return RateSlopes(*(np.zeros(self.phi[name].shape) for name in RateSlopes._fields))
+        phi = self.phi
+        shape = self.roles.count, SEEN, 1 + phi["out"].shape[1]
+        return RateSlopes(np.zeros(shape), np.zeros(phi["out"].shape), np.zeros(phi["splines"].shape))
+
+    def by_phi(self, slopes: RateSlopes) -> Phi:
+        """∂J by φ, from what kernels have added up."""
+        by_phi = {name: np.zeros(value.shape) for name, value in self.phi.items()}
+        by_phi |= {"facts": slopes.weights[:, : 1 + FACTS, 0], "splines": slopes.splines, "out": slopes.out}
+        for role, places in enumerate(self._places if self.has_role else ()):
+            half, seen = 3 if places is _VECTOR_PLACES else 2, slopes.weights[role]
+            by_phi["alpha"][role, :half] = seen[places[:half], 0]
+            by_phi["beta"][role, :half] = seen[places[half : 2 * half], 0]
+            by_phi["hidden"][role, :, : len(places)] = seen[places, 1:].T
+            by_phi["hidden_bias"][role] = seen[0, 1:]
+        return by_phi
 
     def kept(self, table: str) -> float:
         """What a touch leaves of a row."""
