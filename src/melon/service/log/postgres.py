@@ -42,6 +42,9 @@ _TIMEOUT: dict[str, Any] = {
     "connect_timeout": 5, "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,
     "tcp_user_timeout": 5000,
 }  # fmt: skip
+_SERVER_SIDE = {
+    "tcp_keepalives_idle": 2, "tcp_keepalives_interval": 1, "tcp_keepalives_count": 3, "tcp_user_timeout": 5000,
+}  # fmt: skip
 #: Seconds between two signs of life of a lease's holder, without one until another may take it, and until it is over.
 _BEAT_S, LEASE_S, _OVER_S = 0.25, 1.2, 30.0
 _TYPES = {
@@ -108,6 +111,9 @@ class Postgres(Database):
         connection.execute(sql.SQL("SET search_path = {}").format(name))
         # A process that is stopped inside a transaction must not keep everybody else waiting.
         connection.execute("SET idle_in_transaction_session_timeout = '5s'")
+        # Nor one whose machine is gone: the server asks for signs of life, too, and between two messages of a batch.
+        for name_of, value in _SERVER_SIDE.items():
+            connection.execute(f"SET {name_of} = {value}")
 
     def _live(self) -> psycopg.Connection[Any]:
         if (self._connection.closed or self._connection.broken) and not self._inside:
