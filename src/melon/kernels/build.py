@@ -100,7 +100,7 @@ def _decorated(function: CompiledFunction, options: dict[str, Any], **more: Any)
 def _entries(kernels: KernelModule, file: Path) -> dict[str, CompiledFunction]:
     """The compiled functions of a file; its module is what numba's cache on disk belongs to."""
     entries = _functions(kernels, file)
-    if not all(any(Path(each.stats.cache_path).glob(f"*.{name}-*.nbi")) for name, each in entries.items()):
+    if not all(any(Path(each.stats.cache_path).glob(f"{file.stem}.{name}-*.nbi")) for name, each in entries.items()):
         _compile_in_child(kernels, file)
     _compile(kernels, entries)
     return entries
