@@ -76,13 +76,14 @@ def canonical(ids: list[str]) -> bool:
 def test_round_trip_of_texts_through_csv(events: list[Event], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("round")
     (folder / "raw.csv").write_text(as_csv(events), encoding="utf-8", newline="")
-    prepare(folder / "raw.csv", separator=",", out=folder / "s.parquet", min_interactions=1, strict=True, time_unit="s")
+    out = folder / "s.parquet"
+    prepare(folder / "raw.csv", separator=",", missing=(), out=out, min_interactions=1, strict=True, time_unit="s")
     numbers = [canonical([event[role] for event in events]) for role in (0, 1)]
     expected = [
         (int(user) if numbers[0] else user, int(item) if numbers[1] else item, time)
         for user, item, time in in_time(events)
     ]
-    assert loaded(folder / "s.parquet") == expected
+    assert loaded(out) == expected
 
 
 @given(events=logs(st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6)))

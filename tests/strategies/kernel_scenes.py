@@ -22,7 +22,8 @@ def updater_with_a_past(kind: str, strategy: LearnedStrategy) -> tuple[Updater, 
     rng = np.random.default_rng(0)
     recommender = BPR({"dim": 32}) if kind == "bpr" else NCF({"dim": 16, "layers": (24, 16)})
     recommender.grow(60, np.arange(60), 80, np.arange(80))
-    history = History()
+    history, nothing = History(), np.empty(0, dtype=np.int64)
+    history.keep_everything(nothing, nothing)
     history.append(rng.integers(0, 60, 400), rng.integers(0, 80, 400))
     return Updater(recommender, strategy, history), next_batch(history, rng)
 

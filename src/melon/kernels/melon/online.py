@@ -1,4 +1,4 @@
-"""Online steps with learned rates on a factorised score: what is known of each touch, the step, and its rates."""
+"""Online steps with learned rates on a factorised score: what is known of each touch, and the step."""
 
 from __future__ import annotations
 
@@ -42,11 +42,9 @@ class LineStatistics(NamedTuple):
 #: What the first part of an event's number counts.
 _PART = float(1 << 20)
 _STATISTICS: Fields = Fields(LineStatistics, (INTS, INT_TABLE, INTS, INTS, INT, SINGLE_TABLE, DOUBLES, INT))
-_LINES: Signature = (INTS, INT_TABLE, SINGLE_CUBE, MODEL, LINE)
 SIGNATURES: dict[str, Signature] = {
     "line_facts": (INTS, INT_TABLE, _STATISTICS, SINGLE_CUBE),
-    "rated_step": (*_LINES, *STEP),
-    "rate_matrix": (*_LINES, *[SINGLE_TABLE] * 4),
+    "rated_step": (INTS, INT_TABLE, SINGLE_CUBE, MODEL, LINE, *STEP),
 }
 
 
@@ -117,17 +115,3 @@ def rated_step(
             new_bias[at, 0] -= line.bias_weights[c] * line.slopes[c]
     moved = _moved(old_users, new_users[:n_users]), _moved(old_items, new_items[:n_items])
     return n_users, n_items, in_all / users.size, moved[0], moved[1], _moved(old_bias, new_bias[:n_items])
-
-
-def rate_matrix(
-    users: Ints, items: Ints, facts: Singles, model: RateModel, line: Line, user_rows: Singles, item_rows: Singles,
-    bias_rows: Singles, out: Singles,
-) -> None:  # fmt: skip
-    """Rates of all lines: n × (the user's vector, the items' vectors, their biases)."""
-    slots, dim = line.theta.shape
-    for n in range(users.size):
-        _fill(line, user_rows[users[n]], item_rows, bias_rows, items[n])
-        rate_line(model, facts[n], see_line(line), line)
-        for s in range(slots):
-            out[n, s * dim : (s + 1) * dim] = line.weights[s]
-        out[n, slots * dim :] = line.bias_weights
