@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -143,7 +144,11 @@ def test_a_picture_of_each_kind(suffix: str, saved: Callable[..., Path], log: In
     assert (tmp_path / f"one{suffix}").stat().st_size > 5_000
     if suffix != ".pdf":
         draw_rates(found, tmp_path / f"two{suffix}")
-        assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
+        # Names of clip paths are hashes of places to the last bit, which the layout's solver does not repeat.
+        one, two = (
+            re.sub(rb"\bp[0-9a-f]{10}\b", b"", (tmp_path / f"{name}{suffix}").read_bytes()) for name in ("one", "two")
+        )
+        assert one == two
 
 
 def test_rates_that_do_not_vary_can_be_drawn(saved: Callable[..., Path], log: Interactions, tmp_path: Path) -> None:

@@ -582,7 +582,7 @@ class LocalExecutor(Executor):
         for pool in (*self._free, *(pool for _, pool in self._running.values())):
             for process in list((pool._processes or {}).values()):
                 process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # waits: at the interpreter's end, pools that still close would raise
         self._free.clear()
         self._running.clear()
 
