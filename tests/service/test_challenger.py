@@ -20,6 +20,7 @@ from conftest import Service, Start
 from melon.client import Client
 from melon.errors import SettingsError
 from melon.learning.deltas import state_digest
+from melon.service.http.overview import Settled
 from melon.service.learner.challenger import Challenger, compared_by, run_challenger
 from melon.service.learner.loop import Learner
 from melon.service.learner.quality import PARTS, added
@@ -36,6 +37,11 @@ FAR = 1e12
 def follow(challenger: Challenger) -> None:
     while challenger.step():
         pass
+
+
+def counts_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """The newest counters of each challenger."""
+    return {name: totals[0] for name, (totals, _) in compared_by(folder, [FAR], Settled().get).items()}
 
 
 def whole(parts: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +61,7 @@ def test_the_same_model_does_the_same(tmp_path: Path) -> None:
             follow(challenger)
             assert state_digest(challenger.replay.model) == state_digest(learner.replay.model)
         served = whole(learner.book.last().totals["served"])  # type: ignore[union-attr]
-        twin = whole(compared_by(folder, [FAR])["twin"][0])
+        twin = whole(counts_in(folder)["twin"])
         assert served["ranked"] > 50
         assert {name: twin[name] for name in served} == served
         assert twin["won@10"] == twin["lost@10"] == 0
@@ -73,7 +79,7 @@ def test_another_model_is_compared_on_the_same_events(tmp_path: Path, other: str
         learn_all(learner)
         follow(early)
         served = whole(learner.book.last().totals["served"])  # type: ignore[union-attr]
-        counts = whole(compared_by(folder, [FAR])["other"][0])
+        counts = whole(counts_in(folder)["other"])
         assert counts["ranked"] == served["ranked"] > 50  # both began with nothing, so that both know the same items
         assert counts["won@10"] + counts["lost@10"] > 0
         assert counts["won@10"] - counts["lost@10"] == served["HR@10"] - counts["HR@10"]
@@ -81,7 +87,7 @@ def test_another_model_is_compared_on_the_same_events(tmp_path: Path, other: str
         with Challenger(given, "other") as late:
             follow(late)
             assert state_digest(late.replay.model) == state_digest(early.replay.model)
-        assert whole(compared_by(folder, [FAR])["other"][0]) == counts
+        assert whole(counts_in(folder)["other"]) == counts
 
 
 def test_it_follows_what_is_no_plain_batch(tmp_path: Path) -> None:
@@ -167,7 +173,7 @@ def test_a_challenger_is_promoted_and_rolled_back_at_an_event(tmp_path: Path) ->
         assert learner.position.version == "bpr/melon"
         follow(rates)
         assert state_digest(rates.replay.model) == state_digest(learner.replay.model)
-        assert whole(compared_by(folder, [FAR])["rates"][0])["ranked"] > 50
+        assert whole(counts_in(folder)["rates"])["ranked"] > 50
         replay_equals(folder, learner, replica)
 
         with Challenger(given, "former") as former:
@@ -276,12 +282,12 @@ def test_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         with Challenger(given, "rates") as second:
             assert second.replay.position == at
             follow(second)
-            counts = compared_by(folder, [FAR])
+            counts = counts_in(folder)
         shutil.rmtree(folder / "challengers")
         with Challenger(given, "rates") as fresh:
             follow(fresh)
             assert state_digest(fresh.replay.model) == state_digest(second.replay.model)
-            assert compared_by(folder, [FAR]) == counts
+            assert counts_in(folder) == counts
 
 
 @pytest.fixture(scope="module")

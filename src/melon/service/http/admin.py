@@ -16,7 +16,7 @@ from melon.errors import ServiceError
 from melon.service.backend import Backend
 from melon.service.config import FORMER
 from melon.service.http.errors import answers
-from melon.service.http.overview import Window, seconds_of
+from melon.service.http.overview import Settled, Window, seconds_of
 from melon.service.http.recommendations import UserPath, path_id
 from melon.service.http.shapes import BatchesOut, Health, HistoryOut, Job, QualityOut, StatusOut
 from melon.service.http.strict import Route, needs, ready_backend
@@ -56,8 +56,8 @@ async def quality(request: Request, window: Window = "1h") -> JSONResponse:
     content = await backend.from_steps(
         lambda steps: quality_between(steps.since(since), steps.last()), quality_between(None, None)
     )
-    beside = await backend.reading(lambda: compared_by(backend.settings.folder, [since, time.time()]))
-    content["models"] |= {name: told(between(later, earlier)) for name, (earlier, later) in beside.items()}
+    beside = await backend.reading(lambda: compared_by(backend.settings.folder, [since, time.time()], Settled().get))
+    content["models"] |= {name: told(between(later, earlier)) for name, ((earlier, later), _) in beside.items()}
     return JSONResponse({"window_s": float(seconds), **content})
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from pydantic_core import to_json
 
 from melon.errors import MelonError
 from melon.learning.model import LiveModel
@@ -51,8 +51,8 @@ router = APIRouter(route_class=Route, tags=["service"])
 _SHARED_S, _LOOKED_S = 2.0, 10.0
 #: Batches over which the way of an event is told.
 _RECENT = 20
-#: What was recorded before a moment stands after this many seconds; so many of such looks are remembered.
-_SETTLED_S, _REMEMBERED = 10.0, 1_000
+#: What was recorded before a moment stands after this many seconds; so many results of such looks are remembered.
+_SETTLED_S, _REMEMBERED = 10.0, 5_000
 #: Interactions and columns of the learning-rate matrix that is sent, at most.
 _LINES, _COLUMNS = 32, 64
 #: Items in each of the lists of what rises and falls.
@@ -61,6 +61,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 Window = Annotated[str, Query(pattern=r"^[1-9][0-9]{0,5}[smhd]$", description="Such as 15m, 1h or 7d.")]
 EventPart = Literal["all", "organic", "recommended", "repeats"]
+Made = TypeVar("Made")
 
 
 def seconds_of(window: str) -> int:
@@ -68,27 +69,29 @@ def seconds_of(window: str) -> int:
     return int(window[:-1]) * _SECONDS[window[-1]]
 
 
-class Past:
-    """The last step that was done by a moment; for moments that are past it is read once."""
+class Settled:
+    """What was worked out about moments that are past: it stays as it is, so later answers take it from here."""
 
     def __init__(self) -> None:
-        self._known: dict[float, LoggedStep | None] = {}
+        self._known: dict[tuple[Hashable, ...], Any] = {}
 
-    def steps(self, reader: StepReader, moments: Sequence[float]) -> list[LoggedStep | None]:
-        """The last step by each moment whose totals are there."""
-        settled = time.time() - _SETTLED_S
-        found = {one: self._known[one] if one in self._known else reader.since(one) for one in moments}
-        if len(self._known) > _REMEMBERED:
-            self._known = {}
-        self._known |= {one: step for one, step in found.items() if one <= settled and step is not None}
-        return [found[one] for one in moments]
+    def get(self, name: tuple[Hashable, ...], settled: bool, make: Callable[..., Made], *given: Any) -> Made:
+        """What `make` gives for `given`; it is remembered if nothing can change it any more."""
+        made: Made | None = self._known.get(name)
+        if made is None:
+            made = make(*given)
+            if settled and made is not None:
+                if len(self._known) >= _REMEMBERED:
+                    self._known.pop(next(iter(self._known)), None)
+                self._known[name] = made
+        return made
 
 
 class Sharing:
     """Answers by name, each made once and given to everybody who asks in the next moments."""
 
     def __init__(self) -> None:
-        self.past = Past()
+        self.settled = Settled()
         self._made: dict[object, tuple[float, asyncio.Future[bytes]]] = {}
 
     async def get(self, name: object, seconds: float, make: Callable[[], Awaitable[Any]]) -> Response:
@@ -102,7 +105,7 @@ class Sharing:
 
     @staticmethod
     async def _encoded(make: Callable[[], Awaitable[Any]]) -> bytes:
-        return json.dumps(await make(), separators=(",", ":"), allow_nan=False).encode()
+        return to_json(await make(), inf_nan_mode="null")
 
 
 def _counts_still(until: float, future: asyncio.Future[bytes], now: float) -> bool:
@@ -131,11 +134,12 @@ async def overview(
         edges = [*(number * step for number in range(last - points + 1, last + 1)), now]
         status = await backend.status()
         learned = await backend.from_steps(
-            lambda steps: _learned(past.steps(steps, edges), edges, part, steps), _learned([], edges, part, None)
+            lambda steps: _learned(settled, steps, edges, part), _learned(settled, None, edges, part)
         )
-        beside = await backend.reading(lambda: compared_by(backend.settings.folder, [learned.pop("began"), *edges]))
-        for name, totals in beside.items():
-            _challenged(learned, name, totals, part)
+        moments = [learned.pop("began"), *edges]
+        beside = await backend.reading(lambda: compared_by(backend.settings.folder, moments, settled.get))
+        for name, (totals, until) in beside.items():
+            _challenged(settled, learned, name, totals, moments, until, part)
         learned["annotations"] = sorted(
             [*learned["annotations"], *backend.marks(edges[0])], key=lambda mark: float(mark["time"])
         )
@@ -147,12 +151,12 @@ async def overview(
             "status": status,
             "time": edges[1:],
             **learned,
-            **_process(activity, edges, now),
+            **_process(settled, activity, edges, now),
             "stages_ms": stages,
         }
 
     sharing: Sharing = request.app.state.sharing
-    past = sharing.past
+    settled = sharing.settled
     return await sharing.get(("overview", window, points, part), _SHARED_S, make)
 
 
@@ -187,26 +191,35 @@ async def trends(
     return await sharing.get(("trends", events), _LOOKED_S, lambda: backend.from_log(lambda log: _trends(log, events)))
 
 
-def _learned(
-    found: Sequence[LoggedStep | None], edges: Sequence[float], part: EventPart, steps: StepReader | None
-) -> dict[str, Any]:
+def _learned(settled: Settled, steps: StepReader | None, edges: Sequence[float], part: EventPart) -> dict[str, Any]:
     """What the learner recorded: quality and events of each point, the whole window's quality, and what happened."""
-    found = found or [None] * len(edges)
-    totals: list[Mapping[str, Any]] = [{} if step is None else step.totals for step in found]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(edges)]
-    counts = [between(later, earlier) for earlier, later in itertools.pairwise(totals)]
-    series = {name: [_point(_part(one.get(name, {}), part)) for one in counts] for name in MODELS}
-    listed = {name: [_point(one.get("lists", {}).get("all", {}).get(name, {})) for one in counts] for name in LISTED}
+    past, found = time.time() - _SETTLED_S, list[LoggedStep | None]([None] * len(edges))
+    if steps is not None:
+        found = [settled.get(("step", one), one <= past, steps.since, one) for one in edges]
+    points = [
+        settled.get(("point", part, *ends), ends[1] <= past, _learned_point, pair, ends, part)
+        for pair, ends in zip(itertools.pairwise(found), itertools.pairwise(edges), strict=True)
+    ]
     return {
         "quality": quality_between(found[0], found[-1]),
-        "series": _measured(series),
-        "list_series": _measured(listed),
-        "learned_s": [
-            None if step is None else _round(one.get("events", 0) / gap)
-            for step, one, gap in zip(found[1:], counts, gaps, strict=True)
-        ],
+        "series": _measured([point["series"] for point in points]),
+        "list_series": _measured([point["list_series"] for point in points]),
+        "learned_s": [point["learned_s"] for point in points],
         **({"began": 0.0, "since_start": {}} if steps is None else _since_start(steps, found[-1], part)),
         "annotations": [] if steps is None else _annotations(steps, edges[0]),
+    }
+
+
+def _learned_point(
+    steps: tuple[LoggedStep | None, LoggedStep | None], ends: tuple[float, float], part: EventPart
+) -> dict[str, Any]:
+    earlier, later = ({} if step is None else step.totals for step in steps)
+    counts = between(later, earlier)
+    whole = counts.get("lists", {}).get("all", {})
+    return {
+        "series": {name: _point(_part(counts.get(name, {}), part)) for name in MODELS},
+        "list_series": {name: _point(whole.get(name, {})) for name in LISTED},
+        "learned_s": None if steps[1] is None else _round(counts.get("events", 0) / (ends[1] - ends[0])),
     }
 
 
@@ -230,12 +243,25 @@ def _surely(counts: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"HR@10": mean, "interval": [low, high], "ranked": counts["ranked"]}
 
 
-def _challenged(learned: dict[str, Any], name: str, totals: Sequence[Mapping[str, Any]], part: EventPart) -> None:
+def _challenged(
+    settled: Settled,
+    learned: dict[str, Any],
+    name: str,
+    totals: Sequence[Mapping[str, Any]],
+    moments: Sequence[float],
+    until: float,
+    part: EventPart,
+) -> None:
     """Add a challenger to what the learner recorded; its first totals are those of when the served model began."""
     began, *totals = totals
-    counts, whole = [between(*pair[::-1]) for pair in itertools.pairwise(totals)], between(totals[-1], totals[0])
-    learned["series"] |= _measured({name: [_point(_part(one, part)) for one in counts]})
-    learned["list_series"] |= _measured({name: [_point(one.get("lists", {}).get("all", {})) for one in counts]})
+    first, *edges = moments
+    points = [
+        settled.get((name, first, part, *ends), ends[1] <= until, _challenger_point, pair, part)
+        for pair, ends in zip(itertools.pairwise(totals), itertools.pairwise(edges), strict=True)
+    ]
+    learned["series"] |= _measured([{name: sampled} for sampled, _ in points])
+    learned["list_series"] |= _measured([{name: listed} for _, listed in points])
+    whole = between(totals[-1], totals[0])
     if name in learned["series"]:
         learned["quality"]["models"][name] = told(whole)
     for track, one in whole.get("lists", {}).items():
@@ -245,6 +271,13 @@ def _challenged(learned: dict[str, Any], name: str, totals: Sequence[Mapping[str
         learned["since_start"][name] = ahead
 
 
+def _challenger_point(
+    totals: tuple[Mapping[str, Any], Mapping[str, Any]], part: EventPart
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    counts = between(totals[1], totals[0])
+    return _point(_part(counts, part)), _point(counts.get("lists", {}).get("all", {}))
+
+
 def _part(parts: Mapping[str, Any], part: EventPart) -> Mapping[str, Any]:
     counts: Mapping[str, Any] = {}
     for name in PARTS if part == "all" else (part,):
@@ -252,13 +285,13 @@ def _part(parts: Mapping[str, Any], part: EventPart) -> Mapping[str, Any]:
     return counts
 
 
-def _measured(series: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:
-    """Series of which something was ranked."""
-    return {name: _lines(points) for name, points in series.items() if any(point["ranked"] for point in points)}
-
-
-def _lines(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {key: [point[key] for point in points] for key in points[0]}
+def _measured(points: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:
+    """A series of each model of which something was ranked, from the points of all."""
+    return {
+        name: {key: [point[name][key] for point in points] for key in points[0][name]}
+        for name in points[0]
+        if any(point[name]["ranked"] for point in points)
+    }
 
 
 def _point(counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,10 +326,13 @@ def _told(step: LoggedStep) -> str:
     return CONTROLS[step.kind].text + (f": {name}" if name not in (None, FORMER) else "")
 
 
-def _process(activity: Activity, edges: Sequence[float], now: float) -> dict[str, Any]:
+def _process(settled: Settled, activity: Activity, edges: Sequence[float], now: float) -> dict[str, Any]:
     """What this process did at each point: posts, lists, latency, freshness and lag; and the window's histogram."""
     samples = activity.at(edges, activity.sample(now))
-    points = [_between(earlier, later) for earlier, later in itertools.pairwise(samples)]
+    points = [
+        settled.get(("process", *ends), ends[1] <= now - _SETTLED_S, _between, *pair)
+        for pair, ends in zip(itertools.pairwise(samples), itertools.pairwise(edges), strict=True)
+    ]
     first, last = samples[0], samples[-1]
     spent = [] if last is None else apart(more(last.freshness, None if first is None else first.freshness))
     names = ("posted_s", "lists_s", "p50_ms", "p99_ms", "fresh_p50_s", "fresh_p95_s", "lag")

@@ -14,7 +14,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,10 @@ class ChallengerReader(Reader):
         """Its counters at a moment (seconds); nothing where it had not begun."""
         rows = self._rows("SELECT totals FROM results WHERE done <= ? ORDER BY done DESC LIMIT 1", (by,))
         return dict(json.loads(rows[0][0])) if rows else {}
+
+    def newest(self) -> float:
+        """The moment of its last counters: those by earlier moments stay as they are."""
+        return float(self._rows("SELECT coalesce(max(done), 0) FROM results")[0][0])
 
     def offset(self) -> int:
         """The last offset that it was compared at."""
@@ -285,13 +289,20 @@ def run_challenger(settings: ServeSettings, name: str, stop: threading.Event | N
         challenger.run(stop)
 
 
-def compared_by(folder: Path, moments: list[float]) -> dict[str, list[dict[str, Any]]]:
-    """The counters of every challenger by each moment."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def compared_by(
+    folder: Path, moments: Sequence[float], remember: Callable[..., dict[str, Any]]
+) -> dict[str, tuple[list[dict[str, Any]], float]]:
+    """The counters of every challenger by each moment, and the moment until which they stay as they are.
+
+    `remember` gives what it knows by a name, or has it made and remembers it if nothing can change it.
+    """
+    found: dict[str, tuple[list[dict[str, Any]], float]] = {}
     for name in challenger_states(folder):
         with suppress(MelonError), ChallengerReader(folder, name) as reader:
             if reader.has("results"):
-                found[name] = [reader.totals(moment) for moment in moments]
+                until, began = reader.newest(), moments[0]
+                totals = [remember((name, began, one), one <= until, reader.totals, one) for one in moments]
+                found[name] = totals, until
     return found
 
 

@@ -89,8 +89,9 @@ class StepReader(Reader):
         return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (most,))]
 
     def of_kind(self, kind: StepKind, after: int) -> list[LoggedStep]:
-        """Steps of a kind behind an offset that are done, in order."""
-        where = "kind = ? AND last > ? AND done IS NOT NULL ORDER BY number"
+        """Steps of a kind other than `events` behind an offset that are done, in order."""
+        # The index of such steps serves only a query that says in so many words that it wants no others.
+        where = "kind = ? AND kind != 'events' AND last > ? AND done IS NOT NULL ORDER BY number"
         return [_step(row) for row in self._rows(f"SELECT {_COLUMNS} FROM steps WHERE {where}", (kind, after))]
 
     def switches(self) -> list[LoggedStep]:
