@@ -1,10 +1,10 @@
-"""A recorded stream replayed into `melon serve` at full speed: does it stay within memory, handles and files?
+"""A recorded stream replayed into `melon serve`: does it stay within memory, handles and files?
 
-    python benchmarks/service_soak.py STREAM.parquet [--events N] [--max-pairs 500000] [--fit-after 20000]
+    python benchmarks/service_soak.py STREAM.parquet [--events N] [--rate 400] [--max-pairs 500000] [--fit-after 20000]
 
-Starts cold, posts events in hundreds beside lists, as fast as they are learned (at most 5,000 wait), and goes through
-the stream again, later in time, until N events are learned. On the way the service fits a model on its own log and
-switches. Each line has the events learned, resident megabytes of learner and API process, their open files and
+Starts cold, posts events in hundreds beside lists, as fast as they are learned (at most 5,000 wait) or at a stated
+rate, and repeats the stream, later in time, until N events are learned. On the way the service fits a model on its own
+log and switches. Each line has the events learned, resident megabytes of learner and API process, their open files and
 threads, the megabytes of each part of the folder, and live quality. At the end the log is verified by a replay.
 """
 
@@ -55,6 +55,7 @@ def main() -> None:
     arguments.add_argument("stream", type=Path)
     arguments.add_argument("--events", type=int, default=1_000_000)
     arguments.add_argument("--seconds", type=float, default=3600.0)
+    arguments.add_argument("--rate", type=float, default=float("inf"), help="events a second, at most")
     arguments.add_argument("--max-pairs", type=int, default=500_000)
     arguments.add_argument("--fit-after", type=int, default=20_000)
     given = arguments.parse_args()
@@ -87,6 +88,7 @@ def main() -> None:
                 client.record_many(events)
                 sent += len(events)
                 client.recommend(str(users[sent % length]))
+                time.sleep(max(0.0, started + sent / given.rate - time.monotonic()))
                 while client.status()["lag"] > 5_000:
                     time.sleep(0.05)
                 if time.monotonic() >= shown + 20.0:
