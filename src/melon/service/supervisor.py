@@ -231,21 +231,25 @@ class Supervisor:
     def _ended(self, child: subprocess.Popen[bytes], role: ProcessRole) -> int:
         """Wait for the end of a child; one that gives no sign of life for long is killed: it hangs."""
         patience = self._settings.hung_s * (1 if role == "api" else _LEARNER_PATIENCE)
-        locks = self._locks(role)
-        seen = since = 0.0
+        seen, since = self._last_sign(role), time.monotonic()
         alive = False  # by a sign of its own, not of the process before it
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return child.wait(min(1.0, patience / 4))
-            stamp = seen
-            for lock in locks:
-                with contextlib.suppress(OSError):
-                    stamp = max(stamp, lock.stat().st_mtime)
-            if stamp != seen or not stamp or self._stop.is_set():
-                alive, seen, since = alive or bool(seen and stamp), stamp, time.monotonic()
+            sign = self._last_sign(role)
+            if sign != seen or not sign or self._stop.is_set():
+                alive, seen, since = alive or sign != seen, sign, time.monotonic()
             elif time.monotonic() - since > (patience if alive else max(patience, _START_S)):
                 sys.stderr.write(f"melon: the {role} gave no sign of life for {patience:g} s; it is restarted\n")
                 child.kill()
+
+    def _last_sign(self, role: ProcessRole) -> float:
+        """When one of the files of a role was last touched; 0 where there is none."""
+        last = 0.0
+        for lock in self._locks(role):
+            with contextlib.suppress(OSError):
+                last = max(last, lock.stat().st_mtime)
+        return last
 
     def _locks(self, role: ProcessRole) -> list[Path]:
         """The files that show that a process lives; the API process touches that of each tenant."""
