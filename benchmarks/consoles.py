@@ -22,10 +22,21 @@ from statistics import median
 from typing import Any
 
 import httpx
+import uvloop
 
-from load import Load, run_load
+from load import ConnectionPool, Load, run_load
 
 ASKED = (("/v1/overview?window=15m&points=90&part=all", 4.0), ("/v1/learning", 15.0), ("/v1/trends", 15.0))
+#: What a browser sends, about as long.
+HEADERS = (
+    "User-Agent: "
+    + "Mozilla/5.0 " * 9
+    + "\r\nAccept-Encoding: gzip, deflate, br, zstd\r\n"
+    + (
+        'sec-ch-ua: "Chromium";v="140", "Not=A?Brand";v="24"\r\nsec-ch-ua-mobile: ?0\r\nsec-ch-ua-platform: "Linux"\r\n'
+        "Accept-Language: en;q=0.9\r\nSec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: cors\r\nSec-Fetch-Dest: empty\r\n"
+    )
+)
 BOUND, WORST_BOUND = 1.5, 5.0
 #: Requests that cost the 50,000 units which are allowed: long lists, diverse ones, caps, and candidates by name.
 WORST: dict[str, tuple[int, dict[str, Any]]] = {
@@ -57,18 +68,20 @@ def worst(url: str, kind: str, users: int, form: str) -> None:
 def consoles(url: str, count: int) -> None:
     """Open consoles, until the process is ended."""
 
-    async def one(client: httpx.AsyncClient, path: str, every: float) -> None:
+    async def one(connections: ConnectionPool, path: str, every: float) -> None:
         await asyncio.sleep(every * random.random())
         while True:
-            (await client.get(path)).raise_for_status()
+            code, _ = await connections.ask(path)
+            assert code == "200", code
             await asyncio.sleep(every)
 
     async def everyone() -> None:
-        limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
-        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=30.0) as client:
-            await asyncio.gather(*(one(client, path, every) for _ in range(count) for path, every in ASKED))
+        opened = [ConnectionPool(Load(url, connections=2)) for _ in range(count)]
+        for connections in opened:
+            connections.head += HEADERS
+        await asyncio.gather(*(one(connections, *asked) for connections in opened for asked in ASKED))
 
-    asyncio.run(everyone())
+    uvloop.run(everyone())
 
 
 def turn(load: Load, work: Callable[..., None] | None, *args: Any) -> float:

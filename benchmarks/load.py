@@ -74,7 +74,7 @@ def run_load(load: Load) -> dict[str, Any]:
     """Send the load and return what was measured, as JSON-ready values."""
     if not 0 < load.seconds <= 3600 or load.lists < 0 or load.events < 0 or load.batch < 1 or load.connections < 1:
         raise SettingsError("a load has rates from 0 on, batches and connections from 1 on, and at most 3600 seconds.")
-    pool = _ConnectionPool(load)
+    pool = ConnectionPool(load)
     try:
         import uvloop
     except ImportError:  # it comes with melon[serve], which a machine that only sends may not have
@@ -82,7 +82,7 @@ def run_load(load: Load) -> dict[str, Any]:
     return uvloop.run(_run(load, pool))
 
 
-async def _run(load: Load, pool: _ConnectionPool) -> dict[str, Any]:
+async def _run(load: Load, pool: ConnectionPool) -> dict[str, Any]:
     random_numbers = random.Random(load.seed)
     code, _ = await pool.ask("/health/ready")
     if not code.isdigit():
@@ -159,7 +159,7 @@ class _Sent:
             self.answered(code, content)
 
 
-class _ConnectionPool:
+class ConnectionPool:
     """Persistent connections; a request waits for a free one. Small on purpose: the generator shares the machine."""
 
     def __init__(self, load: Load) -> None:
@@ -242,7 +242,7 @@ class _ConnectionPool:
 class _Connection(asyncio.Protocol):
     """One request at a time: sent, and answered when as many bytes as its header says have come."""
 
-    def __init__(self, pool: _ConnectionPool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self._pool, self._received = pool, b""
         self._sent: _Sent | None = None
 

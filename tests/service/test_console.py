@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.requests import Request
 
 from conftest import Service, Start
 from melon.learning.deltas import state_digest
@@ -63,6 +64,10 @@ class TestFiles:
             assert service.call("GET", path).status == 404
 
 
+def asked_for(path: str) -> Request:
+    return Request({"type": "http", "path": path, "query_string": b""})
+
+
 class TestOverview:
     def test_it_agrees_with_the_other_routes(self, service: Service) -> None:
         learn(service, [(f"u{n % 30}", f"i{n * 7 % 150}") for n in range(200)])
@@ -113,9 +118,9 @@ class TestOverview:
             return len(made)
 
         async def ask() -> list[Any]:
-            sharing = Sharing()
-            first = await asyncio.gather(*(sharing.get("it", 60.0, make) for _ in range(50)))
-            return [*first, await sharing.get("it", 60.0, make), await sharing.get("other", 60.0, make)]
+            sharing, it, other = Sharing(), asked_for("/it"), asked_for("/other")
+            first = await asyncio.gather(*(sharing.get(it, 60.0, make) for _ in range(50)))
+            return [*first, await sharing.get(it, 60.0, make), await sharing.get(other, 60.0, make)]
 
         answers = [response.body for response in asyncio.run(ask())]
         assert answers == [b"1"] * 51 + [b"2"]
@@ -128,10 +133,10 @@ class TestOverview:
             return 1
 
         async def ask() -> bytes:
-            sharing = Sharing()
+            sharing, it = Sharing(), asked_for("/it")
             with pytest.raises(ValueError):  # noqa: PT011
-                await sharing.get("it", 60.0, broken)
-            return bytes((await sharing.get("it", 60.0, works)).body)
+                await sharing.get(it, 60.0, broken)
+            return bytes((await sharing.get(it, 60.0, works)).body)
 
         assert asyncio.run(ask()) == b"1"
 
@@ -139,7 +144,7 @@ class TestOverview:
         service = start()
         service.key, _ = keys_of(service.settings).add(["read"])
         service.wait(lambda: service.call("GET", "/v1/status", Authorization="none").status == 401)
-        for path in ("/v1/overview", "/v1/learning", "/v1/trends"):
+        for path in ("/v1/overview", "/v1/learning", "/v1/trends") * 2:  # the second time it is shared
             assert service.call("GET", path, Authorization="none").status == 401
             assert service.call("GET", path).status == 200
         assert service.call("GET", "/", Authorization="none").status == 200

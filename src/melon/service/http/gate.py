@@ -1,8 +1,8 @@
 """What every request passes: an id, a limit of its size, a path without tricks, a log line, a metric.
 
-The two requests that nearly all traffic consists of are answered here, without the general machinery of routes. Only
-what is plainly valid is taken; anything else goes the general way, which has the same functions behind it, the same
-shapes and the same errors.
+The two requests that nearly all traffic consists of, and answers that many consoles share, are given here without the
+general machinery of routes. Only what is plainly valid is taken; anything else goes the general way, which has the same
+functions behind it, the same shapes and the same errors.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from melon.service.backend import Backend
 from melon.service.config import MOST_K
 from melon.service.http.errors import as_service_error, error_response
 from melon.service.http.interactions import store
+from melon.service.http.overview import Sharing, address_of
 from melon.service.http.recommendations import list_for
 from melon.service.http.shapes import MOST_WAIT_MS
 from melon.service.http.strict import SLASH, Headers, authorise
@@ -50,21 +51,27 @@ class QuickAnswer:
 
 
 class Quick:
-    """Recognises the two requests. `state` is the application's: keys, limits and backend."""
+    """Recognises these requests. `state` is the application's: keys, limits and backend."""
 
     def __init__(self, state: Any, body_most: int) -> None:
         self._state, self._body_most = state, body_most
         self._backend: Backend = state.backend
+        self._sharing: Sharing = state.sharing
 
     def take(
         self, scope: MutableMapping[str, Any], headers: Headers, receive: Callable[[], Awaitable[Any]]
     ) -> QuickAnswer | None:
-        """The request, if it is one of the two and plainly valid as far as can be seen before its body."""
+        """The request, if it is one of these and plainly valid as far as can be seen before its body."""
         path: bytes = scope["raw_path"]
         if b"transfer-encoding" in headers:
             return None
         length = headers.get(b"content-length", b"0")
-        if scope["method"] == "GET" and path.startswith(_LISTS) and length == b"0":
+        if scope["method"] == "GET" and length == b"0":
+            if not path.startswith(_LISTS):
+                shared = self._sharing.under_way(address_of(scope))
+                if shared is None:
+                    return None
+                return QuickAnswer(scope["path"], {}, 200, lambda: self._shared(scope, headers, shared))
             user, parameters = path[len(_LISTS) :], _parameters(scope["query_string"])
             if parameters is None or not _USER.fullmatch(user):
                 return None
@@ -77,6 +84,10 @@ class Quick:
         if not length.isdigit() or len(length) > 9 or int(length) > self._body_most:
             return None
         return QuickAnswer("/v1/interactions", {}, 202, lambda: self._store(scope, headers, receive))
+
+    async def _shared(self, scope: MutableMapping[str, Any], headers: Headers, shared: asyncio.Future[bytes]) -> bytes:
+        scope["key_id"] = authorise(self._state, "read", headers)
+        return await asyncio.shield(shared)  # others wait for it
 
     async def _list(
         self, scope: MutableMapping[str, Any], headers: Headers, user: str, parameters: dict[str, int | bool]

@@ -62,6 +62,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 Window = Annotated[str, Query(pattern=r"^[1-9][0-9]{0,5}[smhd]$", description="Such as 15m, 1h or 7d.")]
 EventPart = Literal["all", "organic", "recommended", "repeats"]
 Made = TypeVar("Made")
+#: A path, and its query as it was sent.
+Address = tuple[str, bytes]
 
 
 def seconds_of(window: str) -> int:
@@ -88,24 +90,34 @@ class Settled:
 
 
 class Sharing:
-    """Answers by name, each made once and given to everybody who asks in the next moments."""
+    """Answers by address, each made once and given to everybody who asks in the next moments."""
 
     def __init__(self) -> None:
         self.settled = Settled()
-        self._made: dict[object, tuple[float, asyncio.Future[bytes]]] = {}
+        self._made: dict[Address, tuple[float, asyncio.Future[bytes]]] = {}
 
-    async def get(self, name: object, seconds: float, make: Callable[[], Awaitable[Any]]) -> Response:
-        now = time.monotonic()
-        self._made = {key: one for key, one in self._made.items() if _counts_still(*one, now)}
-        if name not in self._made:
-            self._made[name] = now + seconds, asyncio.ensure_future(self._encoded(make))
+    def under_way(self, address: Address) -> asyncio.Future[bytes] | None:
+        """The answer that others at this address get or wait for now."""
+        until, future = self._made.get(address, (0.0, None))
+        return future if future is not None and _counts_still(until, future, time.monotonic()) else None
+
+    async def get(self, request: Request, seconds: float, make: Callable[[], Awaitable[Any]]) -> Response:
+        address = address_of(request.scope)
+        future = self.under_way(address)
+        if future is None:
+            now, future = time.monotonic(), asyncio.ensure_future(self._encoded(make))
+            self._made = {one: made for one, made in self._made.items() if _counts_still(*made, now)}
+            self._made[address] = now + seconds, future
         # One who leaves must not end what others wait for.
-        content = await asyncio.shield(self._made[name][1])
-        return Response(content, media_type="application/json", headers={"Cache-Control": "no-store"})
+        return Response(await asyncio.shield(future), media_type="application/json")
 
     @staticmethod
     async def _encoded(make: Callable[[], Awaitable[Any]]) -> bytes:
         return to_json(await make(), inf_nan_mode="null")
+
+
+def address_of(scope: Mapping[str, Any]) -> Address:
+    return scope["path"], scope["query_string"]
 
 
 def _counts_still(until: float, future: asyncio.Future[bytes], now: float) -> bool:
@@ -157,7 +169,7 @@ async def overview(
 
     sharing: Sharing = request.app.state.sharing
     settled = sharing.settled
-    return await sharing.get(("overview", window, points, part), _SHARED_S, make)
+    return await sharing.get(request, _SHARED_S, make)
 
 
 @router.get("/v1/learning", response_model=LearningOut, responses=answers(), **needs("read"))
@@ -177,7 +189,7 @@ async def learning(request: Request) -> Response:
         return {"batch": step.number, "done": step.done, **about, "rates": rates, "note": note}
 
     sharing: Sharing = request.app.state.sharing
-    return await sharing.get("learning", _LOOKED_S, make)
+    return await sharing.get(request, _LOOKED_S, make)
 
 
 @router.get("/v1/trends", response_model=TrendsOut, responses=answers(), **needs("read"))
@@ -188,7 +200,7 @@ async def trends(
     """Which items are taken clearly more often, or less often, than just before."""
     backend: Backend = request.app.state.backend
     sharing: Sharing = request.app.state.sharing
-    return await sharing.get(("trends", events), _LOOKED_S, lambda: backend.from_log(lambda log: _trends(log, events)))
+    return await sharing.get(request, _LOOKED_S, lambda: backend.from_log(lambda log: _trends(log, events)))
 
 
 def _learned(settled: Settled, steps: StepReader | None, edges: Sequence[float], part: EventPart) -> dict[str, Any]:
