@@ -194,6 +194,35 @@ def test_served_lists_are_bounded() -> None:
     assert (served.shown("long", -1), len(served.shown("longer", -1))) == (set(), 15)
 
 
+def test_lists_of_one_user_are_few() -> None:
+    """Each event of a user is compared with what the user was shown."""
+    served = Served(1_000)
+    names = [served.record("u", [f"i{n}"], float(n)) for n in range(201)]
+    assert served.shown("u", -1) == {f"i{n}" for n in range(1, 201)}
+    assert not served.take("u", "i0", names[0], 201.0)
+    assert served.take("u", "i1", names[1], 201.0)
+
+
+def test_the_newest_items_of_a_long_visit_count(model: LiveModel, facts: ItemFacts) -> None:
+    """A visit may have thousands of items; their similarities would take gigabytes."""
+    assert [len(rows) for rows in compared(model, facts, tuple(f"i{n % 50}" for n in range(500)))] == [25]
+
+
+def compared(model: LiveModel, facts: ItemFacts, items: tuple[str, ...]) -> list[Any]:
+    """The rows whose similarities a visitor's list asks for."""
+    asked = list[Any]()
+    plain = model.updater.similarities
+
+    def similarities(rows: Any, moment: int) -> Any:
+        asked.append(rows)
+        return plain(rows, moment)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.updater, "similarities", similarities)
+        maker(facts).make(model, AT, [Query(source="history", items=items)], NOW)
+    return asked
+
+
 class Fixed:
     """A replica that stands still."""
 
@@ -231,6 +260,27 @@ def test_what_waits_together_is_scored_together(model: LiveModel, facts: ItemFac
         assert answer == [alone[n % USERS]] * (1 + n % 9)
     total = sum(map(len, answers))
     assert total / AT_ONCE <= replica.turns <= total / 2
+
+
+@pytest.mark.parametrize("costly", ["look", "similar", "long"])
+def test_usual_lists_pass_by_what_is_costly(model: LiveModel, facts: ItemFacts, costly: str) -> None:
+    async def ask() -> list[str]:
+        coalescer, done = coalescing(Fixed(model, pause=0.02), maker(facts)), list[str]()
+
+        async def noted(name: str, work: Any) -> None:
+            await work
+            done.append(name)
+
+        query = Query(source="similar", items=("i7",)) if costly == "similar" else Query(user="u1", k=500)
+        many = [
+            noted(costly, coalescer.look(lambda found, at: at) if costly == "look" else coalescer.lists([query]))
+            for _ in range(20)
+        ]
+        await asyncio.gather(*many, noted("usual", coalescer.lists([Query(user="u2")])))
+        await asyncio.to_thread(coalescer.stop)
+        return done
+
+    assert asyncio.run(ask()).index("usual") <= 2
 
 
 def test_a_long_queue_is_refused_and_one_bad_list_spoils_no_other(model: LiveModel, facts: ItemFacts) -> None:

@@ -125,6 +125,25 @@ class TestOverview:
         answers = [response.body for response in asyncio.run(ask())]
         assert answers == [b"1"] * 51 + [b"2"]
 
+    def test_different_answers_are_made_one_after_another(self) -> None:
+        """Somebody may ask for very many windows; that must cost others no more than one does."""
+        running = most = 0
+
+        async def make() -> int:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.001)
+            running -= 1
+            return 1
+
+        async def ask() -> None:
+            sharing = Sharing()
+            await asyncio.gather(*(sharing.get(asked_for(f"/{n}"), 60.0, make) for n in range(20)))
+
+        asyncio.run(ask())
+        assert most == 1
+
     def test_a_failure_is_not_shared_for_long(self) -> None:
         async def broken() -> int:
             raise ValueError

@@ -1,21 +1,27 @@
 """One request, connection, listener or page must not stop the service for others."""
 
+import asyncio
 import json
 import socket
 import threading
 import time
+import tracemalloc
 import urllib.request
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conftest import Service, Start
+from melon.errors import SettingsError
 from melon.service.backend import MOST_LISTENERS
 from melon.service.coalesce import Coalescer
 from melon.service.config import MOST_WORK
 from melon.service.http.recommendations import work_of
 from melon.service.http.shapes import ListsIn
 from melon.service.keys import Bucket, keys_of
+from melon.service.rules.filters import check_filter
+from melon.service.rules.items import Facts, ItemFacts
 
 
 class TestWork:
@@ -42,11 +48,54 @@ class TestWork:
         assert service.call("POST", "/v1/recommendations", {**body, "k": 10}).status == 200
 
     def test_conditions_are_counted_over_all_rules(self, service: Service) -> None:
-        one = {"filter": {"any": [{"category": "a"}] * 400}, "by": 1.0}
+        one = {"filter": {"any": [{"category": "a"}] * 50}, "by": 1.0}
         assert service.call("POST", "/v1/recommendations", {"users": ["u1"], "rules": {"boost": [one]}}).status == 200
         refused = service.call("POST", "/v1/recommendations", {"users": ["u1"], "rules": {"boost": [one, one]}})
         assert refused.status == 400
         assert "conditions" in refused.content["error"]["message"]
+
+    @pytest.mark.parametrize(
+        "content",
+        [{"category": ["a"] * 1_001}, {"field": "f", "in": [1] * 1_001}, {"all": [{"available": True}] * 100}],
+    )
+    def test_a_filter_looks_at_few_things(self, content: dict[str, Any]) -> None:
+        with pytest.raises(SettingsError, match="more than 100 conditions"):
+            check_filter(content)
+
+    def test_a_body_has_few_values(self, service: Service) -> None:
+        """Each is made an object while nobody else is answered."""
+        for body in (b"[%s0]" % (b"0," * 100_001), b"{%s}" % b",".join(b'"%d":0' % n for n in range(100_002))):
+            refused = service.call("POST", "/v1/interactions", body)
+            assert (refused.status, refused.content["error"]["code"]) == (413, "too_many_values")
+
+    def test_a_request_that_waits_for_an_offset_is_woken_by_that_one(
+        self, service: Service, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Hundreds that wait must not look at each batch."""
+        backend, looked = service.app.state.backend, 0
+        plain = type(backend.replica).position.fget
+
+        class Counted(type(backend.replica)):  # type: ignore[misc]
+            @property
+            def position(self) -> Any:
+                nonlocal looked
+                looked += threading.current_thread() is loop_thread
+                return plain(self)
+
+        async def wait() -> list[bool]:
+            nonlocal loop_thread
+            loop_thread = threading.current_thread()
+            monkeypatch.setattr(backend.replica, "__class__", Counted)
+            return await asyncio.gather(*(backend.wait_for(1 << 40, 0.9) for _ in range(100)))
+
+        loop_thread = None
+        waiting = asyncio.run_coroutine_threadsafe(wait(), backend._loop)
+        for n in range(10):
+            offset = service.post({"user": "u1", "item": f"i{n}"})["offset"]
+            service.wait(lambda offset=offset: plain(backend.replica).offset >= offset)
+        assert waiting.result() == [False] * 100
+        assert looked < 600  # not 100 for each batch
+        assert not backend._waiting
 
     def test_work_is_charged_to_its_key(self) -> None:
         bucket = Bucket(rate=10.0, burst=20)
@@ -200,6 +249,23 @@ def test_facts_change_in_one_order(service: Service) -> None:
         thread.join()
     assert service.get("/v1/items/shared")["attributes"] == {f"a{number}": number for number in range(16)}
     assert service.call("PATCH", "/v1/items/unheard-of", {}).status == 404
+
+
+def test_facts_are_bounded(service: Service) -> None:
+    """An item's attributes do not grow by changes; one that few items have costs no memory for the others."""
+    for n in range(2):
+        given = {"attributes": {f"{n} {m}": m for m in range(60)}}
+        answer = service.call("PATCH" if n else "PUT", "/v1/items/grows", given)
+    assert answer.status == 400
+    assert "120 attributes; 100 are allowed" in answer.content["error"]["message"]
+    facts = ItemFacts()
+    tracemalloc.start()
+    facts.put({f"i{n}": Facts(attributes={f"{n} {m}": m for m in range(100)}) for n in range(100)})
+    assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    tracemalloc.stop()
+    assert np.flatnonzero(facts.numbers("7 3") == 3).tolist() == [7]
+    facts.put({f"i{n}": None for n in range(100)})
+    assert not facts._columns
 
 
 def test_an_item_of_one_user_is_not_shown_to_others(service: Service) -> None:

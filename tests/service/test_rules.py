@@ -166,7 +166,7 @@ def deep(depth: int) -> dict[str, Any]:
         ({"all": {"available": True}}, "a list of filters"),
         ({"any": [{"available": True}, 3]}, r"any\[1\]"),
         (deep(MOST_FILTER_DEPTH + 1), "nested more than 8"),
-        ({"all": [{"available": True}] * 1000}, "more than 1000"),
+        ({"all": [{"available": True}] * 1000}, "more than 100 "),
         ({"field": "price", "lt": 3, "gt": 1}, "has the parts"),
     ],
 )

@@ -164,9 +164,9 @@ class Recommender(ABC):
     def similarities(self, items: Ints, context: Context | None = None) -> Floats | Scores:
         """How similar each item of the catalogue is to each of the given ones; by default the cosine of vectors."""
         vectors = self.item_vectors(context)
-        lengths = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))[:, None]
-        vectors = vectors / np.maximum(lengths, 1e-12)
-        similar: Scores = vectors[items] @ vectors.T
+        lengths = np.maximum(np.sqrt(np.einsum("nd,nd->n", vectors, vectors)), 1e-12)
+        similar: Scores = (vectors[items] / lengths[items, None]) @ vectors.T
+        similar /= lengths
         return similar
 
     @cached_property

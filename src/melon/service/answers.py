@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from melon.data.ids import Id, IdBook
-from melon.errors import LearningError
+from melon.errors import LearningError, ServiceError
 from melon.learning.model import LiveModel, says_nothing
 from melon.service.log.base import Position
 from melon.service.rules.arrange import POOL_FACTOR, Pool, arrange, with_pins
@@ -25,8 +25,8 @@ from melon.types import Floats, Ints
 #: Item rows and their scores, best first.
 BestRows = tuple[Ints, Floats]
 ListSource = Literal["model", "popular", "history", "similar"]
-#: Items of a visitor's history count less the older they are.
-_OLDER = 0.9
+#: Items of a visitor's history that count, at most; by similarity the newest ones, each less the older it is.
+_VISITED, _COMPARED, _OLDER = 100, 25, 0.9
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 #: A list of more items than this, or with more items named in its request, takes long.
 _LONG_K, _LONG_NAMED = 100, 1_000
@@ -50,7 +50,9 @@ class Query:
     def takes_long(self) -> bool:
         """Whether it takes several times as long as a usual list, so that few of its kind are made at once."""
         named = len(self.exclude) + len(self.candidates or ())
-        return self.k > _LONG_K or named > _LONG_NAMED or (self.rules.rearranges and self.k > _LONG_K // 4)
+        compares = self.source in ("similar", "history")
+        rearranges = self.rules.rearranges and self.k > _LONG_K // 4
+        return compares or self.k > _LONG_K or named > _LONG_NAMED or rearranges
 
 
 class ListEntry(NamedTuple):
@@ -175,7 +177,7 @@ class ListMaker:
             elif work.source == "history" and work.query.candidates is None and model.updater.reads_history:
                 items = _item_rows(model, work.query.items, n_items)
                 limits: dict[str, Any] = {"allowed": work.mask.allowed, "exclude": work.exclude, "boost": work.boost}
-                rows, scores = model.best_after(items[items >= 0], work.pool, **limits)
+                rows, scores = model.best_after(items[items >= 0][-_VISITED:], work.pool, **limits)
                 pools[place] = rows, scores.astype(np.float64)
             else:
                 pools[place] = _top(self._scores(model, work, n_items), work, model)
@@ -209,10 +211,14 @@ class ListMaker:
         if work.source == "popular":
             return rows, model.popular.read(rows)[:, 0].astype(np.float64)
         items = _item_rows(model, query.items, n_items)
-        items = items[items >= 0]
-        alike = model.updater.similarities(items, model.last_time).astype(np.float64)
-        weights = _OLDER ** np.arange(len(items))[::-1]
-        return rows, (weights @ alike)[:n_items][rows]
+        items = items[items >= 0][-_COMPARED:]
+        if work.source == "similar" and not len(items):
+            raise ServiceError(
+                404, "not_found", f"item {str(query.items[0])[:60]!r} has not been seen, so nothing is similar to it."
+            )
+        alike = model.updater.similarities(items, model.last_time)
+        weights = (_OLDER ** np.arange(len(items))[::-1]).astype(alike.dtype)
+        return rows, (weights @ alike)[:n_items][rows].astype(np.float64)
 
     # From a pool to a list.
 

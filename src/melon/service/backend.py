@@ -97,7 +97,8 @@ class Backend:
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="reading")
         self._readers = threading.local()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._moved = asyncio.Event()  # set, and replaced, by each delta
+        #: The offset that each request waits for; the delta that reaches it wakes the request.
+        self._waiting: dict[asyncio.Future[None], int] = {}
         self._listeners: set[asyncio.Queue[str]] = set()
         self._freshness: deque[float] = deque(maxlen=_FRESHNESS)
 
@@ -539,10 +540,14 @@ class Backend:
         """Wait until the model that answers a user knows an offset; False where it does not in time."""
         arm, end = self.arm_of(user), time.monotonic() + seconds
         # A delta of the served model wakes who waits; one of a challenger, or a checkpoint, wakes nobody.
-        replica, patience = (self.replica, 0.25) if arm is None else (arm.replica, 0.01)
+        replica, patience = (self.replica, 1.0) if arm is None else (arm.replica, 0.01)
         while replica.position.offset < offset and (left := end - time.monotonic()) > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), min(left, patience))
+            future = asyncio.get_running_loop().create_future()
+            self._waiting[future] = offset
+            try:
+                await asyncio.wait((future,), timeout=min(left, patience))
+            finally:
+                del self._waiting[future]
         return replica.position.offset >= offset
 
     def freshness(self) -> dict[str, float | None]:
@@ -581,8 +586,9 @@ class Backend:
     def _tell(self, published: Published, position: Position, ages: list[float]) -> None:
         self._freshness.extend(ages)
         self.metrics.applied(position, ages, self.log.offset)
-        self._moved.set()
-        self._moved = asyncio.Event()
+        for future, offset in self._waiting.items():
+            if offset <= position.offset and not future.done():
+                future.set_result(None)
         if not self._listeners:
             return
         content = {

@@ -27,14 +27,19 @@ Look = Callable[[LiveModel, Position], Any]
 
 @dataclass(eq=False)
 class _ScoringRequest:
-    """A request for lists, or one look at the model, and whom to tell. `left` of it wait to be taken."""
+    """A request for lists, or one look at the model, and whom to tell. `left` of it wait to be taken.
+
+    What is costly is made in small parts, while nothing usual waits: many lists, long ones, looks.
+    """
 
     future: asyncio.Future[Any]
     queries: Sequence[Query] = ()
     look: Look | None = None
     results: list[AnsweredList] = field(default_factory=list)
     left: int = 1
-    bulk: bool = False
+
+    def __post_init__(self) -> None:
+        self.costly = self.look is not None or self.left > IN_A_TURN or self.queries[0].takes_long
 
 
 class Coalescer:
@@ -43,7 +48,7 @@ class Coalescer:
     def __init__(self, replica: Replica, maker: ListMaker, most_waiting: int) -> None:
         self._replica, self._maker, self._most_waiting = replica, maker, most_waiting
         self._jobs: deque[_ScoringRequest] = deque()
-        self._waiting = self._bulk = self._passed_by = 0
+        self._waiting = self._costly = self._passed_by = 0
         self._free = threading.Condition()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
@@ -78,13 +83,11 @@ class Coalescer:
 
     async def _submit(self, job: _ScoringRequest) -> Any:
         with self._free:
-            bulk = job.left > IN_A_TURN
-            waiting = self._bulk if bulk else self._waiting - self._bulk
+            waiting = self._costly if job.costly else self._waiting - self._costly
             if self._stopped or waiting + job.left > max(self._most_waiting, job.left):
                 raise ServiceError(
                     503, "busy", f"{self._waiting} lists wait already.", hint="Try again shortly.", retry_after=1
                 )
-            job.bulk = bulk
             self._jobs.append(job)
             self._count(job, job.left)
             self._free.notify()
@@ -103,9 +106,9 @@ class Coalescer:
             self._count(job, -job.left)
 
     def _count(self, job: _ScoringRequest, lists: int) -> None:
-        """Lists that wait: those of requests for many are counted apart, so that they keep out only each other."""
+        """Lists that wait: costly ones are counted apart, so that they keep out only each other."""
         self._waiting += lists
-        self._bulk += lists if job.bulk else 0
+        self._costly += lists if job.costly else 0
 
     def _run(self) -> None:
         while True:
@@ -121,21 +124,21 @@ class Coalescer:
         """What is made now: usual lists together, up to AT_ONCE; where none waits, and each few turns, a part of one
         costly request, alone, so that others wait for no more than that.
         """
-        costly = [job for job in self._jobs if _is_costly(job)]
+        costly = [job for job in self._jobs if job.costly]
         usual = len(self._jobs) - len(costly)
         if costly and (not usual or self._passed_by >= PASSED_BY):
             self._passed_by, (job, *_) = 0, costly
             self._jobs.remove(job)
             start = len(job.queries) - job.left
-            part = job.queries[start : start + (1 if job.queries[start].takes_long else IN_A_TURN)]
-            job.left -= len(part)
+            part = job.queries[start:][: 1 if job.look is not None or job.queries[start].takes_long else IN_A_TURN]
+            job.left -= max(len(part), 1)
             if job.left > 0:
                 self._jobs.append(job)
             return [(job, part)]
         self._passed_by += bool(costly)
         turns: list[tuple[_ScoringRequest, Sequence[Query]]] = []
         left = AT_ONCE
-        for job in [job for job in self._jobs if not _is_costly(job)]:
+        for job in [job for job in self._jobs if not job.costly]:
             if left < job.left:
                 break
             self._jobs.remove(job)
@@ -184,10 +187,6 @@ class Coalescer:
         if done:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 done[0][0].future.get_loop().call_soon_threadsafe(_deliver, done)
-
-
-def _is_costly(job: _ScoringRequest) -> bool:
-    return job.look is None and (job.bulk or job.queries[0].takes_long)
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -29,7 +29,7 @@ MOST_EVENTS = 10_000
 MOST_USERS = 500
 MOST_K = 1_000
 MOST_CANDIDATES = 10_000
-MOST_DEPTH = 16
+MOST_DEPTH, MOST_VALUES = 16, 100_000
 #: Work of one request for lists (see `work_of`), at most; and what is charged to its key as one request.
 MOST_WORK, WORK_OF_A_REQUEST = 50_000, 100
 #: Items of a list with diversity (each is compared with all that wait), or with caps, at most.

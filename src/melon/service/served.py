@@ -11,8 +11,8 @@ from melon.data.ids import Id
 
 #: A click on something that was shown in this many seconds counts as recommended.
 RECENTLY_S = 1800.0
-#: Lists are remembered for a day at most, and as many of their items as lists of this length have.
-KEPT_S, _LENGTH = 86_400.0, 10
+#: Lists are remembered for a day at most, so many of one user, and as many of their items as lists of this length have.
+KEPT_S, _OF_USER, _LENGTH = 86_400.0, 200, 10
 
 
 #: Whom a list was made for, when, its items, and the challenger that made it ("": the served model). A plain tuple of
@@ -37,7 +37,10 @@ class Served:
         name = f"r-{secrets.token_hex(8)}"
         with self._lock:
             self._lists[name] = (user, now, tuple(items), maker)
-            self._of_user.setdefault(user, {})[name] = None
+            names = self._of_user.setdefault(user, {})
+            names[name] = None
+            if len(names) > _OF_USER:  # each event of the user is compared with all of them
+                self._drop(next(iter(names)))
             self.lists[maker] += 1
             self._items += len(items)
             while self._too_many() or self._oldest()[1] < now - KEPT_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class DoorCall:
         if self.request.headers.get("content-encoding", "").lower() == "gzip":
             try:
                 unpacking = zlib.decompressobj(wbits=31)
-                body = unpacking.decompress(body, _UNPACKED)
+                body = await asyncio.to_thread(unpacking.decompress, body, _UNPACKED)
             except zlib.error:
                 raise ServiceError(400, "invalid", "The body is no valid gzip.") from None
             if unpacking.unconsumed_tail:

@@ -226,9 +226,12 @@ async def _session(call: DoorCall) -> list[Any]:
 
 
 async def _neighbours(call: DoorCall) -> list[Any]:
-    item = call.item()
-    known = await call.backend.coalescer.look(lambda model, _: int(model.items.rows([item])[0]) >= 0)
-    return await _list(call, Query(source="similar", user=_reader(call), items=(item,))) if known else []
+    try:
+        return await _list(call, Query(source="similar", user=_reader(call), items=(call.item(),)))
+    except ServiceError as problem:
+        if problem.status != 404:
+            raise
+        return []
 
 
 async def _popular(call: DoorCall) -> list[Any]:

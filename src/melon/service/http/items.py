@@ -13,7 +13,7 @@ from melon.service.backend import Backend
 from melon.service.config import MOST_EVENTS
 from melon.service.http.errors import answers
 from melon.service.http.recommendations import ItemPath, path_id
-from melon.service.http.shapes import FactsIn, FactsOut, ItemIn, Stored
+from melon.service.http.shapes import MOST_ATTRIBUTES, FactsIn, FactsOut, ItemIn, Stored
 from melon.service.http.strict import Route, needs, ready_backend
 from melon.service.ids import checked_text, plain_id, to_seconds
 from melon.service.rules.items import TIMES, Facts
@@ -103,6 +103,8 @@ def _facts(content: dict[str, Any]) -> Facts:
     owner = None if content["owner"] is None else checked_text(str(content["owner"]), "owner")
     times = {name: None if content[name] is None else to_seconds(content[name], name) for name in TIMES}
     attributes = {name: value for name, value in (content["attributes"] or {}).items() if value is not None}
+    if len(attributes) > MOST_ATTRIBUTES:
+        raise DataError(f"the item would have {len(attributes)} attributes; {MOST_ATTRIBUTES} are allowed.")
     for name, value in attributes.items():
         if checked_text(name, "attribute") in TIMES:
             raise DataError(f"attribute {name!r} is a fact of its own; give it beside the attributes.")

@@ -6,6 +6,7 @@ Many consoles may be open: each answer is made once and shared for a moment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import time
@@ -95,25 +96,30 @@ class Sharing:
     def __init__(self) -> None:
         self.settled = Settled()
         self._made: dict[Address, tuple[float, asyncio.Future[bytes]]] = {}
+        #: Answers are made one after another, so that many different ones cost others no more than one does.
+        self._turn = asyncio.Lock()
 
     def under_way(self, address: Address) -> asyncio.Future[bytes] | None:
         """The answer that others at this address get or wait for now."""
         until, future = self._made.get(address, (0.0, None))
         return future if future is not None and _counts_still(until, future, time.monotonic()) else None
 
-    async def get(self, request: Request, seconds: float, make: Callable[[], Awaitable[Any]]) -> Response:
+    async def get(
+        self, request: Request, seconds: float, make: Callable[[], Awaitable[Any]], *, looks: bool = False
+    ) -> Response:
+        """The answer, which `make` makes in its turn; one that looks into the model waits in the queue of lists."""
         address = address_of(request.scope)
         future = self.under_way(address)
         if future is None:
-            now, future = time.monotonic(), asyncio.ensure_future(self._encoded(make))
+            now, future = time.monotonic(), asyncio.ensure_future(self._encoded(make, looks))
             self._made = {one: made for one, made in self._made.items() if _counts_still(*made, now)}
             self._made[address] = now + seconds, future
         # One who leaves must not end what others wait for.
         return Response(await asyncio.shield(future), media_type="application/json")
 
-    @staticmethod
-    async def _encoded(make: Callable[[], Awaitable[Any]]) -> bytes:
-        return to_json(await make(), inf_nan_mode="null")
+    async def _encoded(self, make: Callable[[], Awaitable[Any]], looks: bool) -> bytes:
+        async with contextlib.nullcontext() if looks else self._turn:
+            return to_json(await make(), inf_nan_mode="null")
 
 
 def address_of(scope: Mapping[str, Any]) -> Address:
@@ -189,7 +195,7 @@ async def learning(request: Request) -> Response:
         return {"batch": step.number, "done": step.done, **about, "rates": rates, "note": note}
 
     sharing: Sharing = request.app.state.sharing
-    return await sharing.get(request, _LOOKED_S, make)
+    return await sharing.get(request, _LOOKED_S, make, looks=True)
 
 
 @router.get("/v1/trends", response_model=TrendsOut, responses=answers(), **needs("read"))

@@ -158,10 +158,7 @@ async def similar(
     exclude: Exclude = [],  # noqa: B006
 ) -> Response:
     """The items that are most similar to one."""
-    backend = ready_backend(request)
-    known = backend.item(path_id(item))
-    if not await backend.coalescer.look(lambda model, _: _has(model, known)):
-        raise ServiceError(404, "not_found", f"item {item[:60]!r} has not been seen, so nothing is similar to it.")
+    known = ready_backend(request).item(path_id(item))
     return await _other(request, Wanted(source="similar", items=(known,)), k, user, category, exclude)
 
 
@@ -254,10 +251,6 @@ def _json(content: bytes) -> Response:
 
 def _ms(started: float) -> float:
     return round((time.perf_counter() - started) * 1000, 2)
-
-
-def _has(model: LiveModel, item: Id) -> bool:
-    return 0 <= int(model.items.rows([item])[0]) < model.rows_of("item")
 
 
 def _explained(model: LiveModel, position: Position, user: Id, item: Id) -> dict[str, Any] | None:

@@ -13,6 +13,8 @@ RawTime = StrictStr | StrictInt | StrictFloat
 StrictScalar = StrictBool | StrictInt | StrictFloat | StrictStr
 Text = Annotated[StrictStr, Field(min_length=1, max_length=256)]
 K = Annotated[int, Field(ge=1, le=MOST_K)]
+#: Attributes of an item.
+MOST_ATTRIBUTES = 100
 #: How long a request may wait for an offset.
 MOST_WAIT_MS = 10_000
 
@@ -145,7 +147,7 @@ class FactsIn(_Request):
     attributes: (
         Annotated[
             dict[Text, StrictScalar | Annotated[list[StrictScalar], Field(max_length=100)] | None],
-            Field(max_length=100),
+            Field(max_length=MOST_ATTRIBUTES),
         ]
         | None
     ) = None

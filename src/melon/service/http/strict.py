@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 
 from melon.errors import ServiceError
 from melon.service.backend import Backend
-from melon.service.config import LOOPBACK, MOST_DEPTH
+from melon.service.config import LOOPBACK, MOST_DEPTH, MOST_VALUES
 from melon.service.keys import KeyScope
 from melon.service.log.files import TOKEN
 
@@ -134,7 +134,11 @@ async def parsed(body: bytes) -> Any:
 
 
 def parse(body: bytes) -> Any:
-    """Strict JSON; a nested or malformed body is refused before it costs much."""
+    """Strict JSON; a nested or malformed body, or one of very many values, is refused before it costs much."""
+    if body.count(b",") > MOST_VALUES:
+        raise ServiceError(
+            413, "too_many_values", f"The body has more than {MOST_VALUES} values.", hint="Send it in parts."
+        )
     if body.count(b"[") + body.count(b"{") > MOST_DEPTH:
         brackets = np.frombuffer(_STRINGS.sub(b"", body), dtype=np.uint8)
         steps = np.isin(brackets, (91, 123)).astype(np.int32) - np.isin(brackets, (93, 125)).astype(np.int32)

@@ -13,8 +13,8 @@ from melon.service.rules.items import ItemFacts, Scalar
 from melon.types import Flags
 
 MOST_FILTER_DEPTH = 8
-#: Conditions and values in one filter, at most.
-MOST_PARTS = 1_000
+#: Values in one filter, at most; a condition counts as much as so many of them, since it looks at every item.
+MOST_PARTS, _CONDITION = 1_000, 10
 _DAY = 86_400.0
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -38,9 +38,7 @@ def check_filter(content: Any, depth: int = MOST_FILTER_DEPTH) -> Filter:
 def _check(content: Any, depth: int, left: list[int], place: str) -> None:
     if depth > MOST_FILTER_DEPTH:
         raise SettingsError(f"{place} is nested more than {MOST_FILTER_DEPTH} deep.")
-    left[0] -= 1
-    if left[0] < 0:
-        raise SettingsError(f"the filter has more than {MOST_PARTS} conditions.")
+    _spend(left, _CONDITION)
     if not isinstance(content, dict) or not content:
         raise SettingsError(f"{place} is {content!r:.60}; a filter is an object with {_FORMS}.")
     names = set(content)
@@ -56,12 +54,20 @@ def _check(content: Any, depth: int, left: list[int], place: str) -> None:
         _check_condition(content, place, left)
 
 
+def _spend(left: list[int], parts: int) -> None:
+    left[0] -= parts
+    if left[0] < 0:
+        raise SettingsError(
+            f"the filter has more than {MOST_PARTS // _CONDITION} conditions ({_CONDITION} values count as one)."
+        )
+
+
 def _check_condition(content: Filter, place: str, left: list[int]) -> None:
     names = set(content)
     if names == {"category"}:
         wanted = content["category"]
         values = wanted if isinstance(wanted, list) else [wanted]
-        left[0] -= len(values)
+        _spend(left, len(values))
         if not values or not all(isinstance(one, str) for one in values):
             raise SettingsError(f"{place}.category must be a text or a list of texts.")
     elif names == {"available"}:
@@ -86,7 +92,7 @@ def _check_comparison(content: Filter, place: str, left: list[int]) -> None:
                 f"{place}.{operator} must be a number{' from 0 on' if operator not in _COMPARE else ''}."
             )
     elif operator == "in":
-        left[0] -= len(value) if isinstance(value, list) else 0
+        _spend(left, len(value) if isinstance(value, list) else 0)
         if not isinstance(value, list) or not value or not all(_is_scalar(one) for one in value):
             raise SettingsError(f"{place}.in must be a list of texts, numbers or truth values.")
     elif not _is_scalar(value):

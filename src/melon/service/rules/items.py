@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from melon.data.ids import Id, IdBook
@@ -55,11 +54,19 @@ class _SlotSet:
         return len(self._slots)
 
 
-class _Attribute:
-    """One attribute: numbers as numbers, texts and truth values by their slots, lists by the slots of each member."""
+#: An attribute that one item in so many has is kept as an array, too.
+_OFTEN = 20
 
-    def __init__(self, capacity: int) -> None:
-        self.numbers: Floats = np.full(capacity, np.nan)
+
+class _Attribute:
+    """One attribute: numbers by slot, texts and truth values by their slots, lists by the slots of each member.
+
+    It is as large as what was said of it: there may be many that few items have.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, float] = {}
+        self._array: Floats | None = None
         self.scalars: dict[tuple[type, Scalar], _SlotSet] = {}
         self.members: dict[tuple[type, Scalar], _SlotSet] = {}
 
@@ -70,7 +77,22 @@ class _Attribute:
                 places.put(slot, present)
                 if not len(places):
                     del index[key]
-        self.numbers[slot] = new if _is_number(new) else np.nan
+        self.numbers.pop(slot, None)
+        if _is_number(new):
+            self.numbers[slot] = float(new)  # type: ignore[arg-type]
+        self._array = None
+
+    def __bool__(self) -> bool:
+        return bool(self.numbers or self.scalars or self.members)
+
+    def array(self, slots: int) -> Floats:
+        """The number in each of the slots; NaN where there is none. It is kept where many slots have one."""
+        if self._array is not None and len(self._array) == slots:
+            return self._array
+        array = np.full(slots, np.nan)
+        array[list(self.numbers)] = list(self.numbers.values())
+        self._array = array if len(self.numbers) * _OFTEN > slots else None
+        return array
 
     def _keys(
         self, value: AttributeValue | None
@@ -101,8 +123,7 @@ class ItemFacts:
         self.lock = threading.Lock()  # held by a thread that writes, or that reads more than one item
         self.book = IdBook("item")
         self._facts: list[Facts] = []
-        self._capacity = 1024
-        self._available: Flags = np.ones(self._capacity, dtype=np.bool_)
+        self._available: Flags = np.ones(1024, dtype=np.bool_)
         self._columns: dict[str, _Attribute] = {}
         self._categories: dict[str, _SlotSet] = {}
         self._owners: dict[str, _SlotSet] = {}
@@ -120,7 +141,9 @@ class ItemFacts:
         slots = self.book.rows(list(items), add=True)
         while len(self._facts) < len(self.book):
             self._facts.append(NOTHING)
-        self._grow(len(self.book))
+        if len(self.book) > len(self._available):
+            more = max(len(self.book), 2 * len(self._available)) - len(self._available)
+            self._available = np.append(self._available, np.ones(more, dtype=np.bool_))
         for slot, facts in zip(slots.tolist(), items.values(), strict=True):
             self._write(slot, facts or NOTHING)
         self.version += 1
@@ -146,10 +169,7 @@ class ItemFacts:
     def numbers(self, field: str) -> Floats:
         """The field as a number in each slot; NaN where it is something else or absent."""
         column = self._columns.get(field)
-        numbers = np.full(self.slots, np.nan)
-        if column is not None:
-            numbers[:-1] = column.numbers[: len(self._facts)]
-        return numbers
+        return np.full(self.slots, np.nan) if column is None else column.array(self.slots)
 
     def places(self, field: str, value: Scalar, *, within_list: bool) -> Ints:
         """The slots whose field is this text or truth value, or whose list has it as a member."""
@@ -176,14 +196,6 @@ class ItemFacts:
         # The kind of this book is the kind of the first item described; another kind is simply not in it.
         return self.book._row_of.get(item, -1)
 
-    def _grow(self, size: int) -> None:
-        if size <= self._capacity:
-            return
-        self._capacity = max(size, 2 * self._capacity)
-        self._available = _longer(self._available, self._capacity, True)
-        for column in self._columns.values():
-            column.numbers = _longer(column.numbers, self._capacity, np.nan)
-
     def _write(self, slot: int, new: Facts) -> None:
         old, self._facts[slot] = self._facts[slot], new
         self._available[slot] = new.available
@@ -194,9 +206,10 @@ class ItemFacts:
                 _mark(self._owners, facts.owner, slot, present)
         before, after = _attributes(old), _attributes(new)
         for name in {**before, **after}:
-            if name not in self._columns:
-                self._columns[name] = _Attribute(self._capacity)
-            self._columns[name].put(slot, before.get(name), after.get(name))
+            column = self._columns.setdefault(name, _Attribute())
+            column.put(slot, before.get(name), after.get(name))
+            if not column:
+                del self._columns[name]
 
 
 _NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
@@ -211,12 +224,6 @@ def _mark(index: dict[str, _SlotSet], name: str, slot: int, present: bool) -> No
     index.setdefault(name, _SlotSet()).put(slot, present)
     if not len(index[name]):
         del index[name]
-
-
-def _longer(array: npt.NDArray[Any], size: int, fill: Any) -> npt.NDArray[Any]:
-    longer = np.full(size, fill, dtype=array.dtype)
-    longer[: len(array)] = array
-    return longer
 
 
 class RowFacts:

@@ -133,10 +133,10 @@ class Masks:
         key = (text, self.facts.version, id(rows), n_items)
         added = self._boosts.get(key)
         if added is None or now >= added[1]:
-            slots, total = rows.slots(n_items), np.zeros(n_items)
+            slots, total = rows.slots(n_items), np.zeros(self.facts.slots)
             for one in boosts:
-                total += one.by * compile_filter(one.wanted, self.facts, now)[slots]
-            added = _remember(self._boosts, key, (total, _until(text, now)))
+                total[compile_filter(one.wanted, self.facts, now)] += one.by
+            added = _remember(self._boosts, key, (total[slots], _until(text, now)))
         return added[0]
 
     def _compiled(
