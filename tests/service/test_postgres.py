@@ -147,6 +147,39 @@ def test_a_server_that_dies_takes_nothing_that_was_acknowledged(
             assert reader.counted() == (110, 0, 110)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("between", ["statements", "parts of a message"])
+def test_a_machine_that_is_gone_while_its_connection_lives_stops_nobody(
+    between: str, server: PostgresServer, url: str, tmp_path: Path
+) -> None:
+    """As behind a proxy that keeps the server's side open: no keepalive sees it, nor, within a message, a timeout."""
+    with EventLog(host(tmp_path, "a", url)) as log, log.place.open("events.db", "FULL") as gone:
+        log.append(stream(10))
+        lock = psycopg.connect(url.partition("?")[0], application_name="melon process 1 on a machine that is gone")
+        with psycopg.connect(url.partition("?")[0], autocommit=True) as look:
+            find = "SELECT state FROM pg_stat_activity WHERE application_name LIKE '%% gone'"
+            statements = (
+                f"SELECT pg_advisory_xact_lock({gone._lock_number})",  # type: ignore[attr-defined]
+                f"DELETE FROM {gone.schema}.meta WHERE name = 'nothing'",  # type: ignore[attr-defined]
+            )
+            if between == "statements":
+                for one in statements:
+                    lock.execute(one)
+            else:
+                lock.pgconn.enter_pipeline_mode()
+                for one in ("BEGIN", *statements):
+                    lock.pgconn.send_query_params(one.encode(), None)
+                lock.pgconn.send_flush_request()
+                lock.pgconn.flush()
+            wanted = "idle in transaction" if between == "statements" else "active"
+            wait_until(lambda: look.execute(find).fetchone() == (wanted,))
+            appended = log.submit(stream(10, seed=5))
+            with EventLog(host(tmp_path, "b", url)) as other:  # makes its tables, which locks them
+                assert other.append(stream(10, seed=6)).accepted == 10
+            assert appended.result(60).accepted == 10
+            assert look.execute(find).fetchone() is None
+
+
 def test_a_learner_stands_by_and_goes_on_where_the_other_ended(url: str, tmp_path: Path) -> None:
     model, here = saved_model(tmp_path / "model"), host(tmp_path, "a", url)
     stops: dict[str, threading.Event] = {}

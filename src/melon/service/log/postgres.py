@@ -28,7 +28,6 @@ from melon.service.log.files import Closing, Database, Sync, masked
 
 try:
     import psycopg
-    from psycopg import sql
     from psycopg.types.string import TextLoader
 except ImportError:
     raise MissingExtraError("a log in PostgreSQL", "postgres") from None
@@ -42,9 +41,17 @@ _TIMEOUT: dict[str, Any] = {
     "connect_timeout": 5, "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,
     "tcp_user_timeout": 5000,
 }  # fmt: skip
-_SERVER_SIDE = {
+#: The same on the server's side; and nobody waits longer for a lock, or holds one without saying anything.
+_SESSION = "; ".join(f"SET {name} = {value}" for name, value in {
     "tcp_keepalives_idle": 2, "tcp_keepalives_interval": 1, "tcp_keepalives_count": 3, "tcp_user_timeout": 5000,
-}  # fmt: skip
+    "idle_in_transaction_session_timeout": 5000, "lock_timeout": 5000,
+}.items())  # fmt: skip
+#: Connections of the service that hold a lock and have waited for their client for 5 s in the middle of something.
+_STUCK = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'melon process %' AND state <> 'idle'
+AND wait_event_type = 'Client' AND state_change < clock_timestamp() - interval '5 s'
+AND pid IN (SELECT pid FROM pg_locks WHERE granted AND locktype <> 'virtualxid' AND mode <> 'AccessShareLock')
+"""
 #: Seconds between two signs of life of a lease's holder, without one until another may take it, and until it is over.
 _BEAT_S, LEASE_S, _OVER_S = 0.25, 1.2, 30.0
 _TYPES = {
@@ -94,26 +101,20 @@ class Postgres(Database):
 
     def _prepare(self, connection: psycopg.Connection[Any]) -> None:
         _require_direct(connection, self.name)
-        name = sql.Identifier(self.schema)
+        connection.execute(f"{_SESSION}; SET search_path = {self.schema}")
         if self._sync is not None:
             _require_durable(connection, self.name)
-            with connection.transaction():
-                connection.execute("SELECT pg_advisory_xact_lock(%s)", (_number("melon schemas"),))
-                connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
-                connection.execute(sql.SQL("SET LOCAL search_path = {}").format(name))
-                connection.execute(_definition(self._tables, unlogged=self._sync == "OFF"))
-                if self._sync == "NORMAL":
-                    connection.execute(_SHARED)
+            # One message and so one transaction, in which the server waits for nobody.
+            self._execute(
+                connection,
+                f"SELECT pg_advisory_xact_lock({_number('melon schemas')}); CREATE SCHEMA IF NOT EXISTS {self.schema}; "
+                + _definition(self._tables, unlogged=self._sync == "OFF")
+                + (_SHARED if self._sync == "NORMAL" else ""),
+            )
             # Steps are synced together by `sync`; deltas are lost with the server and made again.
             connection.execute(f"SET synchronous_commit = {'on' if self._sync == 'FULL' else 'off'}")
         elif not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self.schema,)).fetchone():
             raise LogError(f"{self.name} has no schema {self.schema}; start the service once.")
-        connection.execute(sql.SQL("SET search_path = {}").format(name))
-        # A process that is stopped inside a transaction must not keep everybody else waiting.
-        connection.execute("SET idle_in_transaction_session_timeout = '5s'")
-        # Nor one whose machine is gone: the server asks for signs of life, too, and between two messages of a batch.
-        for name_of, value in _SERVER_SIDE.items():
-            connection.execute(f"SET {name_of} = {value}")
 
     def _live(self) -> psycopg.Connection[Any]:
         if (self._connection.closed or self._connection.broken) and not self._inside:
@@ -136,7 +137,7 @@ class Postgres(Database):
         text, numbered = _translated(query)
         given: Any = {f"p{n}": value for n, value in enumerate(values, 1)} if numbered else tuple(values)
         try:
-            found = self._live().execute(text, given)
+            found = self._execute(self._live(), text, given)
             return found.fetchall() if found.description is not None else []
         except psycopg.Error as error:
             raise self._trouble(error) from error
@@ -150,16 +151,32 @@ class Postgres(Database):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
+        connection = self._live()
         try:
-            with self._live().transaction():
-                self._inside = True
-                self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (self._lock_number,))
-                yield
+            self._execute(connection, f"BEGIN; SELECT pg_advisory_xact_lock({self._lock_number})")
+            self._inside = True
+            yield
+            connection.execute("COMMIT")
         except psycopg.Error as error:
             raise self._trouble(error) from error
         finally:
             self._inside = False
+            with suppress(psycopg.Error):  # it has ended, and the transaction with it
+                connection.rollback()
         self._tell()
+
+    def _execute(
+        self, connection: psycopg.Connection[Any], query: str, values: Any = None
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Run what may wait for a lock: a holder whose client says nothing is ended, and it is tried once more."""
+        try:
+            return connection.execute(query, values)
+        except psycopg.errors.LockNotAvailable:
+            if self._inside:
+                raise
+            connection.rollback()
+            connection.execute(_STUCK)
+            return connection.execute(query, values)
 
     def meta(self) -> dict[str, Any]:
         return {name: json.loads(value) for name, value in self.rows("SELECT name, value FROM meta")}
@@ -199,13 +216,13 @@ class Postgres(Database):
         if now >= self._told + _TELL_S:
             self._told = now
             with suppress(psycopg.Error):  # readers look by themselves, too
-                self._connection.execute(sql.SQL("NOTIFY {}").format(sql.Identifier(self.schema)))
+                self._connection.execute(f"NOTIFY {self.schema}")
 
     def changed(self) -> bool:
         now = time.monotonic()
         try:
             if not self._listens:
-                self._live().execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.schema)))
+                self._live().execute(f"LISTEN {self.schema}")
                 self._listens = True
             told = any(True for _ in self._connection.notifies(timeout=0))
         except (psycopg.Error, LogError):
@@ -243,8 +260,8 @@ class Lease(Closing):
         self._thread.start()
 
     def _taken(self, holder: str, pid: int, number: int) -> bool:
-        """Whether the lock is ours once its holder is cut off, also where it was inside a transaction."""
-        its = "pid = ? OR application_name = ? AND state LIKE 'idle in transaction%'"
+        """Whether the lock is ours once its holder is cut off, also where it was in the middle of something else."""
+        its = "pid = ? OR application_name = ? AND state <> 'idle' AND wait_event_type = 'Client'"
         self._db.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {its}", (pid, _name(holder)))
         for _ in range(20):
             if self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0]:
