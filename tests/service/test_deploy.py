@@ -6,12 +6,17 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
+from test_processes import Running, until
 
 from conftest import Start
+from melon.service.config import read_service
+from melon.service.keys import KeyFile
 
+COMPOSE_OVER = (".postgres", ".tenants")
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 
@@ -41,14 +46,14 @@ def test_the_image() -> None:
 
 def test_compose_is_yaml_whose_files_are_there() -> None:
     yaml = pytest.importorskip("yaml", reason="needs pip install pyyaml")
-    alone, shared = (yaml.safe_load((DEPLOY / name).read_text()) for name in ("compose.yaml", "compose.postgres.yaml"))
-    mounts = [one for service in alone["services"].values() for one in service["volumes"] if one.startswith("./")]
-    made = {"prometheus.key"}  # by the command at the top
-    assert all((DEPLOY / one.split(":")[0]).exists() for one in mounts if Path(one.split(":")[0]).name not in made)
-    named = {**alone["volumes"], **shared["volumes"]}
-    services = [*alone["services"].values(), *shared["services"].values()]
-    kept = [one for service in services for one in service.get("volumes", ()) if not one.startswith("./")]
-    assert {one.split(":")[0] for one in kept} == set(named)
+    alone, *over = (yaml.safe_load((DEPLOY / f"compose{more}.yaml").read_text()) for more in ("", *COMPOSE_OVER))
+    services = [service for one in (alone, *over) for service in one["services"].values()]
+    mounts = [one.split(":")[0] for service in services for one in service.get("volumes", ())]
+    made = {"prometheus.key", "news.key", "shop.key"}  # by the commands at the top
+    assert all((DEPLOY / one).exists() for one in mounts if one.startswith("./") and Path(one).name not in made)
+    named = {name for one in (alone, *over) for name in one.get("volumes", ())}
+    assert {one for one in mounts if not one.startswith("./")} == named
+    assert set(over[1]["services"]) <= set(alone["services"])
 
 
 def test_kubernetes() -> None:
@@ -57,9 +62,36 @@ def test_kubernetes() -> None:
 
 def test_prometheus_and_its_rules() -> None:
     promtool = tool("promtool", "Debian: apt install prometheus")
-    check(promtool, "check", "config", "--syntax-only", "prometheus.yml")
+    for name in ("prometheus.yml", "prometheus.tenants.yml"):
+        check(promtool, "check", "config", "--syntax-only", name)
     check(promtool, "check", "rules", "alerts.yml")
     check(promtool, "test", "rules", "alerts_test.yml")
+
+
+def test_the_tenants_are_served_where_prometheus_looks(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="needs pip install pyyaml")
+    file = tmp_path / "tenants.toml"
+    text = (DEPLOY / "tenants.toml").read_text()
+    file.write_text(text.replace('"/data"', f'"{tmp_path}"').replace("0.0.0.0", "127.0.0.1"))
+    _, tenants = read_service(file, {})
+    keys = {name: KeyFile(one.folder / "keys.json").add(["read"])[0] for name, one in tenants.items()}
+    jobs = yaml.safe_load((DEPLOY / "prometheus.tenants.yml").read_text())["scrape_configs"]
+    assert [job["job_name"] for job in jobs] == [*tenants]
+    service = Running("--config", file, "--role", "api")
+
+    def scraped(path: str, name: str) -> str:
+        wanted = urllib.request.Request(service.url + path, headers={"Authorization": f"Bearer {keys[name]}"})
+        with urllib.request.urlopen(wanted, timeout=30) as answer:
+            return str(answer.read().decode())
+
+    try:
+        until(lambda: json.loads(scraped("/health/ready", "news"))["open"] == len(jobs))
+        for job, name in zip(jobs, tenants, strict=True):
+            labels = job["static_configs"][0]["labels"]
+            assert (labels["tenant"], job["authorization"]["credentials_file"]) == (name, f"{name}.key")
+            assert f'melon_lag_events{{tenant="{name}"}} 0.0' in scraped(job["metrics_path"], name)
+    finally:
+        assert service.stop() == 0
 
 
 def test_the_unit_of_systemd(tmp_path: Path) -> None:

@@ -125,6 +125,10 @@ def test_one_learner_at_a_time_and_a_late_one_changes_nothing(url: str, tmp_path
             before = second.position
             with pytest.raises(LogError, match=r"another learner of .* has begun"):
                 first.step()
+            kept = second.checkpoints.numbers()
+            with pytest.raises(HeldError, match="has begun"):
+                first.checkpoints.prune(set())
+            assert second.checkpoints.numbers() == kept
             assert second.book.last() is not None
         first.close()
         with Learner(settings(tmp_path / "three", model, log=url)) as third:

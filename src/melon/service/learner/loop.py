@@ -79,6 +79,7 @@ class Learner(Closing):
             self._around = surroundings(settings.threads)
             epochs = self.book.epochs()
             self._epoch = self.book.begin_epoch(self._around)
+            self.checkpoints.belong_to(self._epoch)
             self._before = epochs[-1] if epochs else self._around
             self.recover(saved)
         except BaseException:

@@ -109,6 +109,11 @@ class Checkpoints:
                 (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
 
+    def belong_to(self, epoch: int) -> None:
+        """Have what is shared refuse this writer once a learner of a later epoch has begun."""
+        if self._shared is not None:
+            self._shared.epoch = epoch
+
     def prune(self, bases: set[int], *, before: int = 0) -> None:
         """Remove all but the newest and the bases, and everything before a step."""
         numbers = self.numbers()

@@ -24,7 +24,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from zlib import crc32
 
 from melon.errors import DataError, DiskFullError, HeldError, LogError, MissingExtraError, SettingsError, StorageError
-from melon.service.log.files import Closing, Database, Sync, masked
+from melon.service.log.files import Closing, Database, Place, Sync, masked
+from melon.service.log.steps import alone
 
 try:
     import psycopg
@@ -34,8 +35,9 @@ except ImportError:
 
 #: Seconds between two looks of a reader that nobody has woken, and between two wake-ups by one writer.
 _POLL_S, _TELL_S = 0.1, 0.002
-#: Bytes of a file in one row.
-_PART = 8 << 20
+#: Bytes of a file in one row; always the same, so that whoever stores a part again stores the same.
+_PART = 1 << 20
+_BLOB = "INSERT INTO blobs VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 #: A connection that does not answer for this long is given up.
 _TIMEOUT: dict[str, Any] = {
     "connect_timeout": 5, "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,
@@ -324,8 +326,10 @@ class SharedFiles(Closing):
     """Checkpoints in the database: files by their SHA-256, in parts; each machine keeps copies of what it loads."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._lock = url, threading.Lock()
+        self._url, self._place, self._lock = url, Place(Path(), url), threading.Lock()
         self._db: Database | None = None
+        #: The epoch of the learner that writes, once it has begun.
+        self.epoch: int | None = None
 
     @contextmanager
     def _open(self) -> Iterator[Database]:
@@ -345,12 +349,12 @@ class SharedFiles(Closing):
         with self._open() as db:
             for name, digest in names.items():
                 if not db.rows("SELECT 1 FROM blobs WHERE sha256 = ? AND part = -1", (digest,)):
-                    with db.transaction(), (folder / name).open("rb") as file:
-                        db.rows("DELETE FROM blobs WHERE sha256 = ?", (digest,))
+                    # Without the lock: the learner goes on with its steps meanwhile. Part -1 says that all is there.
+                    with (folder / name).open("rb") as file:
                         for part, content in enumerate(iter(lambda: file.read(_PART), b"")):
-                            db.rows("INSERT INTO blobs VALUES (?, ?, ?)", (digest, part, content))
-                        db.rows("INSERT INTO blobs VALUES (?, -1, '')", (digest,))
-            with db.transaction():
+                            db.rows(_BLOB, (digest, part, content))
+                    db.rows(_BLOB, (digest, -1, b""))
+            with alone(db, self._place, self.epoch):
                 query = "INSERT INTO checkpoints VALUES (?, ?) ON CONFLICT(number) DO UPDATE SET files = excluded.files"
                 db.rows(query, (number, json.dumps(names)))
             db.sync()
@@ -384,7 +388,7 @@ class SharedFiles(Closing):
 
     def keep(self, wanted: set[int]) -> None:
         """Remove all other checkpoints, and the files that none has any more."""
-        with self._open() as db, db.transaction():
+        with self._open() as db, alone(db, self._place, self.epoch):
             rows = db.rows("SELECT number, files FROM checkpoints")
             db.many("DELETE FROM checkpoints WHERE number = ?", [(n,) for n, _ in rows if n not in wanted])
             used = {digest for n, files in rows if n in wanted for digest in json.loads(files).values()}

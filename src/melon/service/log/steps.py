@@ -6,14 +6,14 @@ import json
 import time
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from melon.errors import HeldError, LogError
 from melon.service.log.base import LoggedStep, Published, Status, StepKind
-from melon.service.log.files import BATCHES, DELTAS, Place, Reader
+from melon.service.log.files import BATCHES, DELTAS, Database, Place, Reader
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value /*any*/) WITHOUT ROWID;
@@ -142,6 +142,25 @@ class StepReader(Reader):
         return _step(rows[0]) if rows else None
 
 
+@contextmanager
+def alone(database: Database, place: Place, epoch: int | None) -> Iterator[None]:
+    """A transaction of the learner of an epoch; an error where a later one has begun, which then has the log."""
+    with database.transaction():
+        newest = newest_epoch(database)
+        if epoch is not None and newest != epoch:
+            raise HeldError(
+                f"another learner of {place} has begun (epoch {newest}) after this one (epoch {epoch}); this one ends "
+                "and leaves the log to it.",
+                None,
+            )
+        yield
+
+
+def newest_epoch(database: Database) -> int:
+    """The epoch of the learner that began last."""
+    return int(database.rows("SELECT coalesce(max(number), 0) FROM epochs")[0][0])
+
+
 class StepBook(StepReader):
     """The same for the learner, which writes it. Commits are not synced one by one; `sync` does that for all."""
 
@@ -150,19 +169,8 @@ class StepBook(StepReader):
         #: The epoch of this learner, once it has begun. Nothing is written for one after which another has begun.
         self._epoch: int | None = None
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with self._db.transaction():
-            if self._epoch is not None and self._newest_epoch() != self._epoch:
-                raise HeldError(
-                    f"another learner of {self.place} has begun (epoch {self._newest_epoch()}) after this one (epoch "
-                    f"{self._epoch}); this one ends and leaves the log to it.",
-                    None,
-                )
-            yield
-
-    def _newest_epoch(self) -> int:
-        return int(self._rows("SELECT coalesce(max(number), 0) FROM epochs")[0][0])
+    def _writing(self) -> AbstractContextManager[None]:
+        return alone(self._db, self.place, self._epoch)
 
     def state(self, **values: Any) -> None:
         """Note facts of the whole."""
@@ -172,7 +180,7 @@ class StepBook(StepReader):
     def begin_epoch(self, about: Mapping[str, Any]) -> int:
         """A new start of the learner, and what it runs on."""
         with self._db.transaction():
-            epoch = self._newest_epoch() + 1
+            epoch = newest_epoch(self._db) + 1
             self._rows("INSERT INTO epochs VALUES (?, ?, ?)", (epoch, time.time(), json.dumps(dict(about))))
         self._epoch = epoch
         return epoch
