@@ -98,8 +98,6 @@ def timeless() -> Callable[[dict[str, Any]], str]:
         kept = copy.deepcopy({key: value for key, value in record.items() if key not in TIMINGS})
         for batch in kept["batches"]:
             del batch["update_ms"]
-        for size in kept.get("live_batches", {}).get("sizes", ()):
-            del size["ms"]
         return json.dumps(kept, sort_keys=True, allow_nan=False)
 
     return strip

@@ -58,7 +58,6 @@ def evaluate(
     from melon.evaluator import evaluate as run
     from melon.fitting.auto import why_auto
     from melon.fitting.config import config_text
-    from melon.fitting.live_batches import live_batch_line
     from melon.lab.page import result_page
     from melon.lab.terminal import show_result
     from melon.progress import say
@@ -80,7 +79,7 @@ def evaluate(
     choice = record["config"]["chosen"][record["strategy"]]
     written = [f"wrote {path}" for path in (json, html, save_config) if path is not None]
     why = why_auto(request, choice["settings"], len(choice["trials"]))
-    for line in (why, live_batch_line(record.get("live_batches")), *written):
+    for line in (why, *written):
         if line is not None:
             say(line)
 

@@ -21,7 +21,6 @@ from melon.evaluation.work import PLAIN, TALLY, CellMemo, Work
 from melon.fitting.baselines import choose_baselines
 from melon.fitting.config import CellConfig
 from melon.fitting.fit import Fitting, without_trials
-from melon.fitting.live_batches import measure_live_batches
 from melon.fitting.pretrained import MetaParameters, PretrainedState, deploy, refit, untrained
 from melon.fitting.selection import Selection
 from melon.kernels.threads import use_threads
@@ -104,8 +103,7 @@ class Cell:
             )
             for name, make in self._predictors(choices, state, meta_training, log).items()
         }
-        notes, live = self.fitting.notes, self._live_batches(choices)
-        recorded = CellRecord(self.config, path, log, self.parts, choices, tallies, pretrain_s, notes, live)
+        recorded = CellRecord(self.config, path, log, self.parts, choices, tallies, pretrain_s, self.fitting.notes)
         return CellResult(recorded.record(), recorded.ranks())
 
     def choose(self) -> Plain:
@@ -133,19 +131,6 @@ class Cell:
                 f"almost nothing can be ranked: beside an interaction no user has more than {most} of {log.n_items:,} "
                 f"items left, and {negatives} are asked for; lower --negatives"
             )
-
-    def _live_batches(self, choices: Plain) -> Plain:
-        """What smaller live batches would bring; measured for `auto`, where settings were chosen on the window."""
-        if self.config.label is None or self.fitting.unchosen is not None:
-            return {}
-
-        def measure() -> Plain:
-            self.progress.stage("trying smaller live batches on the selection window")
-            strategy, (_, start) = self.config.strategy, self.fitting.window()
-            settings = choices[strategy]["settings"]
-            return measure_live_batches(self.selection, self.selection.at_window(strategy, settings, start))
-
-        return self._work.once("live_batches", PLAIN, measure)
 
     def _label(self, name: str) -> str:
         """Under which name a predictor is shown and its work is shared."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ class CellRecord:
     tallies: Mapping[str, Tally]
     pretrain_s: float
     notes: Sequence[str] = ()
-    live_batches: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def _ours(self) -> Tally:
@@ -99,7 +98,6 @@ class CellRecord:
             "version": melon.__version__,
             "config": {"asked": config.plain(), "chosen": self.choices},
             **({"notes": list(self.notes)} if self.notes else {}),
-            **({"live_batches": dict(self.live_batches)} if self.live_batches else {}),
             "protocol": {
                 "candidates": config.candidates,
                 "negatives": config.negatives,

@@ -18,7 +18,6 @@ from melon.evaluation.compare import Comparison, compare
 from melon.evaluation.ranking import LIST_METRICS, METRICS
 from melon.evaluation.record import lists_sentence, result_lines
 from melon.evaluation.table import ResultTable, metric_table
-from melon.fitting.live_batches import live_batch_line
 from melon.types import Floats, Plain
 
 if TYPE_CHECKING:
@@ -149,8 +148,7 @@ class Evaluation:
         return text
 
     def __repr__(self) -> str:
-        smaller = live_batch_line(self.record.get("live_batches"))
-        notes = [f"note: {note}" for note in (*self.notes, smaller) if note is not None]
+        notes = [f"note: {note}" for note in self.notes]
         return "\n".join([*self._first_sentence, str(self._rendered()), *notes])
 
     def _repr_html_(self) -> str:
