@@ -222,7 +222,7 @@ def twin(model: Melon, user: str, k: int, filter_seen: bool) -> list[tuple[str, 
     live = model._model
     assert live is not None
     tables, history = model.updater.recommender.tables, model.updater.history
-    at = model.updater.moment(live.last_time)
+    at = model.updater.moment()
     row = int(live.users.rows([user])[0])
     scored = []
     for item in range(tables["item_factors"].rows):

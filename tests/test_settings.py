@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from melon import evaluate
 from melon.data import synthetic
-from melon.errors import MelonError, SettingsError
+from melon.errors import GONE, MelonError, SettingsError
 from melon.fitting.config import read_config
 from melon.settings import Settings
 
@@ -36,7 +36,6 @@ def test_an_unknown_key_is_named_with_the_nearest_and_all_others() -> None:
     ("field", "value", "new"),
     [
         ("settings", {"fading": 5000}, "half_life"),
-        ("settings", {"fading_clock": "seconds"}, "decay_clock"),
         ("settings", {"form": "linear"}, "stream"),
         ("preset", "practised", "stream"),
         ("candidates", "born", "known"),
@@ -46,6 +45,14 @@ def test_a_name_of_an_earlier_version_is_refused_with_the_new_one(field: str, va
     strategy = "melon" if field == "settings" else "mwnet"
     with pytest.raises(SettingsError, match=f"is now called '{new}'"):
         evaluate(synthetic.synthetic_stream("flip", n_events=2000), "bpr", strategy, **{field: value}, progress=False)
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_setting_that_is_gone_is_refused_with_the_way_out_unless_it_changes_nothing(name: str) -> None:
+    usual, instead = GONE[name]
+    assert Oven.parse({name: usual}, "oven") == Oven()
+    with pytest.raises(SettingsError, match=f"{name} = 'other' is no longer there: {instead}"):
+        Oven.parse({name: "other"}, "oven")
 
 
 def test_a_config_file_with_an_old_key_names_the_new_one(tmp_path: Path) -> None:

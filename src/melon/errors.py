@@ -126,13 +126,19 @@ class StoppedError(MelonError):
 RENAMED = {
     "born": "known",
     "fading": "half_life",
-    "fading_clock": "decay_clock",
     "fading_speed": "half_life_speed",
     "head_practice_lr": "head_training_lr",
     "linear": "stream",
     "practice_l2": "meta_training_l2",
     "practice_lr": "meta_training_lr",
     "practised": "stream",
+}
+
+
+#: Settings that are gone: the value under which a model is what it was, and what to do instead of another one.
+GONE: dict[str, tuple[object, str]] = {
+    "decay_clock": ("interactions", "half-lives are counted in interactions"),
+    "fading_clock": ("interactions", "half-lives are counted in interactions"),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from melon.errors import RENAMED, SettingsError, unknown_name
+from melon.errors import GONE, RENAMED, SettingsError, unknown_name
 
 #: A number of units or dimensions: large enough for any model, and too small to fill the memory by a slip.
 Width = Annotated[int, Field(ge=1, le=4096)]
@@ -21,11 +21,15 @@ class Settings(BaseModel):
     @classmethod
     def parse(cls, values: Mapping[str, Any], owner: str) -> Self:
         """Settings from plain values; `owner` says whose they are in the error."""
-        for key in values:
-            if key not in cls.model_fields:
+        given = dict(values)
+        for key in values.keys() - cls.model_fields.keys():
+            usual, instead = GONE.get(key, (None, ""))
+            if not instead:
                 raise unknown_name(f"setting of {owner}", key, cls.model_fields)
+            if (value := given.pop(key)) != usual:
+                raise SettingsError(f"{owner}: {key} = {value!r} is no longer there: {instead}.")
         try:
-            return cls.model_validate(dict(values))
+            return cls.model_validate(given)
         except ValidationError as error:
             first = error.errors()[0]
             place, value = ".".join(str(part) for part in first["loc"]), first["input"]

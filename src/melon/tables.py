@@ -85,7 +85,7 @@ class TableView:
 
 
 class Clock:
-    """The time of learning, in interactions or in seconds; the updater alone moves it."""
+    """The time of learning, in interactions; the updater alone moves it."""
 
     def __init__(self, now: int = 0) -> None:
         self.now = now

@@ -91,9 +91,7 @@ PREDICTORS: dict[str, Callable[[Interactions], Predictor]] = {
     "adam": lambda log: updater(log, "bpr", "default", {"optimizer": "adam_lazy", "lr": 0.01}),
     "adam_dense": lambda log: updater(log, "bpr", "default", {"optimizer": "adam_dense", "lr": 0.01}),
     "half_life": lambda log: updater(log, "bpr", "default", {"half_life": 100.0}),
-    "time decay by the clock": lambda log: updater(
-        log, "ncf", "default", {"half_life": 100.0, "decay_clock": "seconds"}
-    ),
+    "half_life of ncf": lambda log: updater(log, "ncf", "default", {"half_life": 100.0}),
     "frozen": lambda log: Frozen(updater(log, "bpr", "default")),
     "popularity": lambda log: Popularity(float("inf"), log.items[:START]),
     "recent popularity": lambda log: Popularity(50, log.items[:START]),

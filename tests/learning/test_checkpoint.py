@@ -79,14 +79,13 @@ def same(folder: Path, updater: Updater, tmp: Path) -> bool:
 
 
 class TestResuming:
-    @pytest.mark.parametrize("decay_clock", ["interactions", "seconds"])
     @pytest.mark.parametrize("strategy", STRATEGIES)
     @pytest.mark.parametrize("recommender", RECOMMENDERS)
     def test_a_stream_cut_anywhere_ends_in_the_same_bytes(
-        self, tmp_path: Path, recommender: str, strategy: str, decay_clock: str
+        self, tmp_path: Path, recommender: str, strategy: str
     ) -> None:
         log, learned = stream(), 0
-        through = make(recommender, strategy, decay_clock=decay_clock)
+        through = make(recommender, strategy)
         for table in through.recommender.tables.values():
             table.half_life = 50.0
         for cut in (0, 1, 3, BATCHES - 1, BATCHES):

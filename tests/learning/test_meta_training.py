@@ -165,7 +165,7 @@ class TestCandidates:
 
 
 class TestWay:
-    @pytest.mark.parametrize("settings", [{}, {"half_life": None}, {"decay_clock": "seconds", "half_life": 9e5}])
+    @pytest.mark.parametrize("settings", [{}, {"half_life": None}])
     def test_steps_are_those_of_the_updater(self, settings: dict[str, Any]) -> None:
         """What the kernels know of rows, facts and time decay is what a stream that learns the same batches has."""
         model, log = bpr(negatives=2), stream()

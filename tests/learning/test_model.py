@@ -157,7 +157,7 @@ class TestEvents:
 
 class TestLateEvents:
     def test_they_are_learned_at_the_last_time_and_counted(self, tmp_path: Path) -> None:
-        model, twin = make(half_life=1_000.0, decay_clock="seconds"), make(half_life=1_000.0, decay_clock="seconds")
+        model, twin = make(half_life=1_000.0), make(half_life=1_000.0)
         for each in (model, twin):
             learn(each, events(40, start=10_000))
         last = model.last_time
@@ -166,18 +166,6 @@ class TestLateEvents:
         assert (model.late, twin.late, model.last_time) == (1, 0, last + 5)
         twin.late = 1
         assert saved(model, tmp_path / "a") == saved(twin, tmp_path / "b")
-
-    def test_one_does_not_wipe_an_item(self) -> None:
-        """With a clock in seconds a row stamped long ago would decay to nothing with the next event in time."""
-        model = make(half_life=3_600.0, decay_clock="seconds")
-        log = [(f"u{n % 7}", f"i{n % 5}", 100_000 + n) for n in range(200)]
-        learn(model, log, batch_size=20)
-        before = model.score(["u1"], ["i1"])[0]
-        learn(model, [("u1", "i1", 10)])
-        assert model.last_time == 100_199
-        learn(model, [("u2", "i2", 100_200)])
-        assert model.score(["u1"], ["i1"])[0] > before / 2
-        assert model.late == 1
 
     def test_the_count_is_saved(self, tmp_path: Path) -> None:
         model = make()
@@ -230,8 +218,11 @@ def pairings() -> list[Any]:
         for name in RECOMMENDERS
         for entry in STRATEGIES
     ]
-    seconds = {"half_life": 60.0, "decay_clock": "seconds"}
-    more = [("bpr", "default", {"optimizer": "adam_lazy"}), ("blend", "default", seconds), ("ials", "default", {})]
+    more = [
+        ("bpr", "default", {"optimizer": "adam_lazy"}),
+        ("blend", "default", {"half_life": 60.0}),
+        ("ials", "default", {}),
+    ]
     return [*pairs, *more]
 
 
@@ -326,13 +317,9 @@ class TestBatchesThatFail:
 
 
 class TestReaders:
-    @pytest.mark.parametrize("clock", ["interactions", "seconds"])
     @pytest.mark.parametrize("recommender", ["bpr", "blend"])
-    def test_threads_that_read_change_nothing_and_are_never_refused(
-        self, recommender: str, clock: str, tmp_path: Path
-    ) -> None:
-        settings = {"half_life": 500.0, "decay_clock": clock}
-        model, unread = make(recommender, **settings), make(recommender, **settings)
+    def test_threads_that_read_change_nothing_and_are_never_refused(self, recommender: str, tmp_path: Path) -> None:
+        model, unread = make(recommender, half_life=500.0), make(recommender, half_life=500.0)
         parts = [events(40, seed=n, start=200 * n, users=20 + 3 * n, items=25 + 3 * n) for n in range(25)]
         for each in (model, unread):
             learn(each, parts[0])
@@ -366,7 +353,7 @@ class TestReaders:
 
     @pytest.mark.parametrize("strategy", ["default", "melon"])
     def test_reading_and_saving_leave_even_the_clock_alone(self, strategy: str, tmp_path: Path) -> None:
-        model = make("blend", strategy, half_life=100.0, decay_clock="seconds")
+        model = make("blend", strategy, half_life=100.0)
         learn(model, events(60), batch_size=20)
         recommender = model.updater.recommender
 

@@ -48,7 +48,7 @@ def learned(monkeypatch: pytest.MonkeyPatch, kernel: str, updater: Updater) -> t
         (BPR, {"dim": 7}, Default({"lr": 0.2})),
         (BPR, {"dim": 64, "negatives": 3}, Default({"lr": 0.2, "reduction": "mean", "weight_decay": 0.05})),
         (BPR, {"dim": 5, "init": "paper"}, Default({"lr": 0.3, "half_life": 40.0})),
-        (BPR, {"dim": 5}, Default({"lr": 0.3, "half_life": 3_000.0, "decay_clock": "seconds", "weight_decay": 0.1})),
+        (BPR, {"dim": 5}, Default({"lr": 0.3, "half_life": 300.0, "weight_decay": 0.1})),
         (BPR, {"dim": 8}, EALS({"w_new": 3.0, "reduction": "mean"})),
         (Blend, SMALL_BLEND, Default({"lr": 0.2})),
         (Blend, SMALL_BLEND | {"transitions": True}, Default({"lr": 0.2, "half_life": 60.0})),

@@ -220,17 +220,11 @@ class TestMatrix:
                 kept = strategy.rates.kept(gradient.table)
             torch.testing.assert_close(new[gradient.table], old * kept - move, rtol=1e-4, atol=1e-5)
 
-    def test_the_clock_of_idle_rows_may_be_seconds(self) -> None:
-        strategy = MeLON({"half_life": 1e5, "decay_clock": "seconds"})
-        updater = learned(strategy)
-        assert updater.moment(10**9).now == 10**9
-        assert strategy.half_lives({}) == pytest.approx({"item_factors": 1e5, "item_bias": 1e5})
-
     def test_learned_half_lives_reach_the_tables(self) -> None:
         strategy = MeLON({"half_life": 100.0})
         updater = Updater(BPR({"dim": 3}), strategy)
         strategy.rates.phi["half_lives"][1] += 1
-        found = updater.moment(0).half_lives
+        found = updater.moment().half_lives
         assert found == pytest.approx({"item_factors": 100.0, "item_bias": 100 * np.e})
 
 

@@ -190,7 +190,7 @@ class Cell:
             for chunk in Draws(config.seed, "chunks").generator(epoch).permutation(len(chunks)):
                 losses.append(updater.rehearse(batch_of(log, *chunks[chunk]).in_epoch(epoch)))
             self.progress.tick(f"epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.4f}")
-        stamp_last_touches(updater.recommender, self._sealed.training, updater.decay_clock)
+        stamp_last_touches(updater.recommender, self._sealed.training)
         return updater
 
     def _stream(self, name: str, predictor: Predictor, log: Interactions, candidates: Candidates) -> Tally:

@@ -163,5 +163,5 @@ class WindowMetaTraining:
             history.keep_everything(self._past.users, self._past.items)
         updater = Updater(recommender, strategy, history, seed=self._protocol.seed)
         updater.take_over(meta_training)
-        stamp_last_touches(updater.recommender, self._past, updater.decay_clock)
+        stamp_last_touches(updater.recommender, self._past)
         return updater

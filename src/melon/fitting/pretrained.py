@@ -155,7 +155,7 @@ def deploy(
         history.keep_everything(log.users, log.items)
     updater = Updater(recommender, strategy, history, seed=start.seed)
     updater.take_over(meta_training or {})
-    stamp_last_touches(updater.recommender, log, updater.decay_clock)
+    stamp_last_touches(updater.recommender, log)
     return updater
 
 

@@ -259,14 +259,12 @@ class Selection:
             space = space.without("optimizer", "adam_lazy")
         if len(space.axes.get("half_life", ())) < 2 or "half_life" in fixed:
             return space
-        seconds = (int(self.log.times[-1]) - int(self.log.times[0])) / max(len(self.log), 1)
-        unit = max(seconds, 1e-9) if fixed.get("decay_clock") == "seconds" else 1.0
-        values = tuple(None if value is None else value * unit for value in space.axes["half_life"])
+        values = space.axes["half_life"]
         middling, short = values[len(values) // 2], values[-2]
         starts = [{**start, "half_life": middling} for start in space.starts]
         # Fast streams want it several steps away from slow ones: more than a small budget would walk.
         starts.insert(1, {**space.starts[0], "half_life": short})
-        return Space({**space.axes, "half_life": values}, tuple(starts))
+        return Space(space.axes, tuple(starts))
 
     def train_meta_model(
         self, strategy: Strategy, start: PretrainedState, stop: int, pretraining: Plain | None = None

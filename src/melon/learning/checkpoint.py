@@ -39,7 +39,7 @@ from melon.strategies.base import Strategy
 from melon.strategies.registry import STRATEGIES
 from melon.stream.history import History
 from melon.stream.saved import MOST, require, saved_array
-from melon.tables import Moment, Table, TableSpec
+from melon.tables import Table, TableSpec
 from melon.types import AnyArray
 
 PathLike = str | os.PathLike[str]
@@ -70,25 +70,23 @@ def save(
     folder: PathLike,
     updater: Updater,
     *,
-    time: int | None = None,
     extra: Mapping[str, Any] | None = None,
     arrays: Mapping[str, AnyArray] | None = None,
 ) -> None:
     """Write the updater, and whatever `extra` (JSON) and `arrays` the caller adds, as the folder's one state.
 
-    `time` is the time of the stream that the model has reached, by default that of the last batch. If anything fails
-    or the process dies, the folder still holds the state that was saved before.
+    If anything fails or the process dies, the folder still holds the state that was saved before.
     """
     target = Path(folder)
     recommender = updater.recommender
-    moment = updater.moment(recommender.clock.now if time is None else time)
+    half_lives = updater.moment().half_lives
     try:
         target.mkdir(parents=True, exist_ok=True)
         with locked(target, exclusive=True):
             _refuse_foreign(target)
             # One table at a time, so that no more than one is ever held twice.
             with FolderWriter(target) as writing:
-                tables = [_write_table(writing, updater, table, moment) for table in recommender.tables.values()]
+                tables = [_write_table(writing, updater, table, half_lives) for table in recommender.tables.values()]
                 state = {
                     "streaming_state": writing.add(recommender.streaming_state()),
                     "memory": writing.add(updater.strategy.memory()),
@@ -99,7 +97,7 @@ def save(
                     "format": FORMAT,
                     "version": VERSION,
                     "melon": __version__,
-                    **_configuration(updater, moment),
+                    **_configuration(updater),
                     "tables": tables,
                     "state": state,
                     "files": writing.sizes,
@@ -152,10 +150,8 @@ def load(
             ) from error
 
 
-def _configuration(updater: Updater, moment: Moment) -> dict[str, Any]:
+def _configuration(updater: Updater) -> dict[str, Any]:
     recommender, strategy = updater.recommender, updater.strategy
-    # Counted in interactions, the clock is the number of events so far, which the history knows.
-    clock = moment.now if updater.decay_clock == "seconds" else None
     return {
         "recommender": {
             "name": recommender.name,
@@ -165,11 +161,13 @@ def _configuration(updater: Updater, moment: Moment) -> dict[str, Any]:
             "dtype": recommender.dtype.name,
         },
         "strategy": {"name": strategy.name, "settings": strategy.settings.plain(), "seed": strategy.seed},
-        "updater": {"seed": updater.seed, "decay_clock": updater.decay_clock, "clock": clock},
+        "updater": {"seed": updater.seed},
     }
 
 
-def _write_table(writing: FolderWriter, updater: Updater, table: Table, moment: Moment) -> dict[str, Any]:
+def _write_table(
+    writing: FolderWriter, updater: Updater, table: Table, half_lives: Mapping[str, float]
+) -> dict[str, Any]:
     row_state = {key: state.state() for key, state in updater.row_state.get(table.spec.name, {}).items()}
     tensors = table.state() | {
         f"{key}/{part}": tensor for key, state in row_state.items() for part, tensor in state.items()
@@ -177,7 +175,7 @@ def _write_table(writing: FolderWriter, updater: Updater, table: Table, moment: 
     return {
         **shape_of(table.spec),
         "rows": table.rows,
-        "half_life": moment.half_lives.get(table.spec.name),
+        "half_life": half_lives.get(table.spec.name),
         "row_state": sorted(row_state),
         "file": writing.add(tensors),
     }
@@ -205,9 +203,8 @@ def _restore(
         return {key: np.array(array) for key, array in read_tensors(source, name, manifest.files).items()}
 
     history, state = History.from_state(arrays(manifest.state.history)), manifest.state
-    clock = manifest.updater
-    updater = Updater(recommender, strategy, history, seed=clock.seed, decay_clock=clock.decay_clock)
-    recommender.clock.now = history.events if clock.clock is None else clock.clock
+    updater = Updater(recommender, strategy, history, seed=manifest.updater.seed)
+    recommender.clock.now = history.events
     for saved in manifest.tables:
         row_state = updater.row_state.get(saved.name, {})
         if sorted(row_state) != saved.row_state:

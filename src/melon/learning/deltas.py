@@ -169,7 +169,7 @@ class Recorder:
             model.last_time,
             model.late,
             recommender.clock.now,
-            updater.moment(model.last_time).half_lives,
+            updater.moment().half_lives,
             past,
             books,
             tables,
@@ -219,7 +219,7 @@ def state_digest(model: LiveModel, *, answering: bool = False) -> str:
         "items": model.items.state(),
         "streaming": recommender.streaming_state(),
         "model": {"counts": np.array([model.last_time, model.late])},
-        "half_life": {name: np.array([value]) for name, value in updater.moment(model.last_time).half_lives.items()},
+        "half_life": {name: np.array([value]) for name, value in updater.moment().half_lives.items()},
         **{f"table {name}": table.state() for name, table in recommender.tables.items()},
     }
     if not answering:

@@ -43,8 +43,9 @@ class _StrategyFields(_Strict):
 
 class _UpdaterFields(_Strict):
     seed: int
-    decay_clock: Literal["interactions", "seconds"]
-    clock: _Size | None
+    # Earlier folders of this format name the clock, of which there is one now.
+    decay_clock: Literal["interactions"] = "interactions"
+    clock: None = None
 
 
 class _TableFields(_Strict):

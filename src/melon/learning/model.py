@@ -323,7 +323,7 @@ class LiveModel:
             parts = {"users": self.users.state(), "items": self.items.state(), "popular": self.popular.state()}
             arrays = {f"{part}.{name}": array for part, state in parts.items() for name, array in state.items()}
             about = {**extra, "model": {"last_time": self.last_time, "late": self.late}}
-            checkpoint.save(folder, self.updater, time=self.last_time, extra=about, arrays=arrays)
+            checkpoint.save(folder, self.updater, extra=about, arrays=arrays)
 
     @classmethod
     def load(
@@ -433,7 +433,7 @@ def forget(model: LiveModel, user: Id, pseudonym: Id) -> int | None:
     if row < 0:
         return None
     # The decay clock may stand where the last batch began: a model that was saved and loaded would write other bytes.
-    model.updater.recommender.clock.now = model.updater.moment(model.last_time).now
+    model.updater.recommender.clock.now = model.updater.moment().now
     forget_past(model, row, pseudonym)
     key, place = model.users.keys([row]), np.array([row])
     updater, recommender = model.updater, model.updater.recommender

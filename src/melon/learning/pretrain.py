@@ -122,12 +122,12 @@ class Pretraining:
         return pretrain_by_gradients(self.recommender, users, items, steps)
 
 
-def stamp_last_touches(recommender: Recommender, log: Interactions, clock: str = "interactions") -> None:
-    """Count idle time from each row's last interaction in the log, in events or in seconds (docs/methods.md 8.3)."""
+def stamp_last_touches(recommender: Recommender, log: Interactions) -> None:
+    """Count idle time from each row's last interaction in the log, in events (docs/methods.md 8.3)."""
     for role, rows, count in (("user", log.users, log.n_users), ("item", log.items, log.n_items)):
         last = np.zeros(count, dtype=np.int64)
         for start, stop in batches(0, len(log), _LEARNED_AT_ONCE):  # in order of time, and the last one written stays
-            last[rows[start:stop]] = np.arange(start, stop) if clock == "interactions" else log.times[start:stop]
+            last[rows[start:stop]] = np.arange(start, stop)
         for table in recommender.tables.values():
             if table.spec.role == role:
                 stamps = last[: table.rows]

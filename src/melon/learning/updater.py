@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,6 @@ from melon.stream.history import History
 from melon.tables import Moment, Table, TableSpec
 from melon.types import AnyArray, Ints, Scores
 
-DecayClock = Literal["interactions", "seconds"]
-
 
 class Updater:
     """Recommender, strategy and history as one thing that streams: `score` before `learn`, batch by batch.
@@ -38,7 +36,6 @@ class Updater:
         history: History | None = None,
         *,
         seed: int = 0,
-        decay_clock: DecayClock | None = None,
     ) -> None:
         self.recommender, self.strategy = recommender, strategy
         self.history = history or History()
@@ -46,7 +43,6 @@ class Updater:
             none = np.empty(0, dtype=np.int64)
             self.history.keep_everything(none, none)
         self.seed = seed
-        self.decay_clock: DecayClock = decay_clock or strategy.settings.decay_clock
         self._specs = {spec.name: spec for spec in recommender.specs}
         if not self._specs and (strategy.looks_ahead or strategy.stream_trained):
             raise SettingsError(
@@ -70,12 +66,11 @@ class Updater:
 
     # Reading: nothing is written.
 
-    def moment(self, time: int) -> Moment:
-        """A time of the stream as a moment of reading: the decay clock then, and half-lives as they are by now."""
+    def moment(self) -> Moment:
+        """The moment of reading: the decay clock, which counts interactions, and half-lives as they are by now."""
         half_lives = {name: t.half_life for name, t in self.recommender.tables.items() if t.half_life is not None}
-        now = self.history.events if self.decay_clock == "interactions" else time
         by_now = self.strategy.half_lives(self._specs) if self._followed is None else self._followed
-        return Moment(now, {**half_lives, **by_now})
+        return Moment(self.history.events, {**half_lives, **by_now})
 
     def follow(self, half_lives: Mapping[str, float]) -> None:
         """Read with half-lives that another updater has learned: this one answers from a copy and learns nothing."""
@@ -96,7 +91,7 @@ class Updater:
 
     def catalogue(self, n_items: int, time: int) -> Catalogue:
         """The scorer of items 0 … n_items-1 for lists, which is kept while the model stays the same."""
-        moment, tables = self.moment(time), self.recommender.tables.values()
+        moment, tables = self.moment(), self.recommender.tables.values()
         version = n_items, moment, self.history.events, sum(table.version for table in tables)
         if self._kept is None or self._kept[0] != version:
             self._kept = version, self.recommender.catalogue(n_items, Context(time, self.history, moment))
@@ -141,7 +136,7 @@ class Updater:
         if not len(users):
             return 0.0
         with undoable():
-            self._tick(int(batch.times[0]))
+            self._tick()
             # The head learns from the model as it was when the batch was predicted, so its step is computed first.
             head = self._head_step(batch) if teach_head and self._teacher.steps else None
             self.make_rows(batch)
@@ -167,7 +162,7 @@ class Updater:
         Negatives come from all items of the history, so their rows must exist (`fitting.pretrained.untrained`).
         """
         with undoable():
-            self._tick(int(batch.times[0]))
+            self._tick()
             self.make_rows(batch)
             with self.history.as_before(batch.first_event, static=self.strategy.static_history):
                 step = self._steps.of(batch)
@@ -199,13 +194,13 @@ class Updater:
 
         Newcomers get their rows, as `make_rows` gives them; no row that exists is changed.
         """
-        self._tick(int(batch.times[0]))
+        self._tick()
         self.make_rows(batch)
         return self._steps.situation(batch)
 
     def offered(self, batch: Batch) -> Offered:
         """The batch with the negatives that it would be learned with; newcomers get their rows."""
-        self._tick(int(batch.times[0]))
+        self._tick()
         self.make_rows(batch)
         return self._steps.offered(batch)
 
@@ -258,11 +253,11 @@ class Updater:
 
     # The parts of a step.
 
-    def _tick(self, time: int) -> None:
-        """Move the clock of learning to a time of the stream, and half-lives to where the strategy has them by now."""
+    def _tick(self) -> None:
+        """Move the clock of learning to now, and half-lives to where the strategy has them by now."""
         clock, tables = self.recommender.clock, self.recommender.tables
         keep(clock, "now")
-        clock.now = self.history.events if self.decay_clock == "interactions" else time
+        clock.now = self.history.events
         for name, half_life in self.strategy.half_lives(self._specs).items():
             tables[name].half_life = half_life
 
@@ -311,7 +306,7 @@ class Updater:
         return tables
 
     def _context(self, time: int) -> Context:
-        return Context(time=time, history=self.history, moment=self.moment(time))
+        return Context(time=time, history=self.history, moment=self.moment())
 
     def _tie_absent(self, scores: Scores, items: Ints) -> Scores:
         """Give all items without a row the same score, so that they tie exactly.

@@ -177,7 +177,6 @@ class StrategySettings(Settings):
     """
 
     half_life: float | None = Field(None, gt=0)
-    decay_clock: Literal["interactions", "seconds"] = "interactions"
     most_step: float | None = Field(None, gt=0)
 
 

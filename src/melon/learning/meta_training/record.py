@@ -87,7 +87,7 @@ class _Walk:
     def take(self, batch: Batch, candidates: Ints) -> None:
         """Go past one batch."""
         updater, history = self._updater, self._updater.history
-        self._now.append(updater.moment(int(batch.times[0])).now)
+        self._now.append(updater.moment().now)
         for role, sizes in self._sizes.items():
             sizes.append(updater.recommender.rows_of(role))
         updater.make_rows(batch)
