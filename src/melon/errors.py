@@ -139,6 +139,8 @@ RENAMED = {
 GONE: dict[str, tuple[object, str]] = {
     "decay_clock": ("interactions", "half-lives are counted in interactions"),
     "fading_clock": ("interactions", "half-lives are counted in interactions"),
+    "half_life_speed": (0.1, "a half-life is searched, and learned by forms that are meta-trained through the stream"),
+    "variant": ("A", "S2Meta has the cell of its publication alone"),
 }
 
 

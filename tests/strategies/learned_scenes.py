@@ -143,7 +143,6 @@ def worst_error(
     strategy: LearnedStrategy,
     situation: Situation,
     meta_loss: MetaLoss,
-    leave_out: str = "-",
     tensors: Mapping[str, Tensor] | None = None,
     entries: int = 0,
 ) -> dict[str, float]:
@@ -154,8 +153,6 @@ def worst_error(
     gradients, _ = strategy.meta_gradient(situation, meta_loss)
     worst: dict[str, float] = {}
     for name, value in (strategy.parameters() if tensors is None else tensors).items():
-        if name.startswith(leave_out):
-            continue
         worst[name] = 0.0
         for direction in directions(gradients[name], entries):
             exact = float((gradients[name] * direction).sum())
@@ -167,57 +164,6 @@ def worst_error(
                     break
             worst[name] = max(worst[name], best)
     return worst
-
-
-def half_life_difference(strategy: LearnedStrategy, situation: Situation, meta_loss: MetaLoss, table: str) -> float:
-    """The slope of the loss along a table's half-life, as if its rows had been read at another (docs/methods.md 8.3).
-
-    Losses, gradients and features stay as they were.
-    """
-    around, h = situation.around, 1e-5
-    assert around is not None
-    read_at = strategy.half_lives(situation.specs)
-
-    def loss_at(moved: float) -> float:
-        phi = strategy.parameters()[f"half_life.{table}"].detach()
-        phi += moved
-        half_lives = strategy.half_lives(situation.specs)
-        phi -= moved
-
-        def decayed(_: Situation, which: str, values: Tensor) -> Tensor:
-            if which not in read_at:
-                return values
-            halvings = torch.from_numpy(around.idle[which][: len(values), None]).double() * (
-                1 / half_lives[which] - 1 / read_at[which]
-            )
-            return values * 0.5**halvings
-
-        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(strategy, "aged", decayed)
-            return float(meta_loss(strategy.look_ahead(situation)))
-
-    return (loss_at(h) - loss_at(-h)) / (2 * h)
-
-
-def require_exact_half_lives(
-    strategy: LearnedStrategy,
-    situation: Situation,
-    meta_loss: MetaLoss,
-    tensors: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Half-lives get the gradient that differences give, and so does everything beside them."""
-    gradients, _ = strategy.meta_gradient(situation, meta_loss)
-    assert set(strategy.parameters()) <= set(gradients)
-    assert situation.around is not None
-    lively = 0
-    for table in situation.around.idle:
-        exact = float(gradients[f"half_life.{table}"])
-        found = half_life_difference(strategy, situation, meta_loss, table)
-        assert found == pytest.approx(exact, rel=RELATIVE, abs=ABSOLUTE), table
-        lively += abs(exact) > 1e-6
-    assert lively
-    rest = worst_error(strategy, situation, meta_loss, leave_out="half_life.", tensors=tensors)
-    assert max(rest.values()) < RELATIVE, rest
 
 
 def require_exact_reach(strategy: LearnedStrategy, situation: Situation, meta_loss: MetaLoss) -> None:

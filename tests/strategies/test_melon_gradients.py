@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from learned_scenes import RELATIVE, require_exact_half_lives, require_exact_reach, slow, worst_error
+from learned_scenes import RELATIVE, require_exact_reach, slow, worst_error
 from melon_scenes import FAMILY, KINDS, look_ahead_of, past_and_batch, strategy_of, updater_of
 from torch import Tensor
 
@@ -51,14 +51,6 @@ def test_meta_gradient_of_the_ablations(kind: str, name: str, option: str) -> No
     strategy, situation, meta_loss = scene(kind, name, OPTIONS[option])
     found = worst_error(strategy, situation, meta_loss)
     assert max(found.values()) < RELATIVE, found
-
-
-@pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.parametrize("kind", KINDS)
-def test_half_lives_are_learned_by_the_same_gradient(kind: str, name: str) -> None:
-    """docs/methods.md 8.3: idle rows decay by 0.5^(idle / half-life); losses, gradients and features are constants."""
-    strategy, situation, meta_loss = scene(kind, name, {"half_life": 30.0, "half_life_speed": 5.0})
-    require_exact_half_lives(strategy, situation, meta_loss)
 
 
 @pytest.mark.parametrize("kind", KINDS)

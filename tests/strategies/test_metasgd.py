@@ -13,7 +13,6 @@ from learned_scenes import (
     look_ahead_of,
     past_and_batch,
     recommender_of,
-    require_exact_half_lives,
     require_exact_reach,
     slow,
     tables_of,
@@ -130,11 +129,6 @@ class TestMetaGradient:
         gradients, _ = strategy.meta_gradient(situation, meta_loss)
         lively = {name for name, gradient in gradients.items() if gradient.abs().max() > 1e-7}
         assert lively == set(tensors) - {"user_bias.alpha"}  # a user's bias has no gradient at all
-
-    @EVERY_SHARE
-    def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, share: str) -> None:
-        strategy, situation, meta_loss, _ = scene(kind, {"share": share, "half_life": 30.0, "half_life_speed": 5.0})
-        require_exact_half_lives(strategy, situation, meta_loss, rates_in(strategy, situation))
 
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
     def test_with_another_loss_or_more_negatives(self, kind: str, recommender: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from learned_scenes import (
     look_ahead_of,
     past_and_batch,
     recommender_of,
-    require_exact_half_lives,
     require_exact_reach,
     tables_of,
     updater_of,
@@ -103,10 +102,6 @@ class TestMetaGradient:
         found = worst_error(strategy, situation, meta_loss)
         assert set(found) == {"hidden.weight", "hidden.bias", "out.weight", "out.bias"}
         assert max(found.values()) < RELATIVE, found
-
-    def test_half_lives_are_learned_by_the_same_gradient(self, kind: str) -> None:
-        strategy, situation, meta_loss, _ = scene(kind, {"half_life": 30.0, "half_life_speed": 5.0})
-        require_exact_half_lives(strategy, situation, meta_loss)
 
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
     def test_with_another_loss_or_more_negatives(self, kind: str, recommender: dict[str, Any]) -> None:

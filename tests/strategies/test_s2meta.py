@@ -1,4 +1,4 @@
-"""S2Meta and MetaLSTM (docs/methods.md 3.5): the cell, the gates, and the step."""
+"""S2Meta (docs/methods.md 3.5): the cell, the gates, and the step."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,6 @@ from learned_scenes import (
     look_ahead_of,
     past_and_batch,
     recommender_of,
-    require_exact_half_lives,
     require_exact_reach,
     require_others_untouched,
     slow,
@@ -24,7 +23,7 @@ from learned_scenes import (
 )
 from torch import Tensor
 
-from melon.errors import CheckpointError, SettingsError
+from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.strategies.base import LearningRates, Situation
 from melon.strategies.default import Default
@@ -37,15 +36,9 @@ from situations import assert_close, situation_of
 
 #: Few units, so that a test sees every entry.
 SMALL = {"width": 5}
-CELLS = {
-    "A": {"variant": "A"},
-    "B": {"variant": "B"},
-}
-EVERY_CELL = pytest.mark.parametrize("cell", CELLS)
 OPTIONS: dict[str, dict[str, Any]] = {
-    **CELLS,
+    "default": {},
     "paper": {**S2META_PRESETS["paper"], **SMALL},
-    "metalstm": {**S2META_PRESETS["metalstm"], **SMALL},
     "row mean": {"reduction": "row_mean", "shared_reduction": "sum"},
     "batch mean": {"reduction": "mean", "shared_reduction": "mean"},
     "shared forgetting": {"shared_forgetting": True, "shared_scale": 1.0},
@@ -90,13 +83,12 @@ class TestCell:
         return [draw(*size).requires_grad_() for size in sizes]
 
     @pytest.mark.parametrize("scalars", [0, 1, 50])
-    @pytest.mark.parametrize("started", [False, True])
-    def test_it_is_the_cell_of_pytorch(self, started: bool, scalars: int) -> None:
+    def test_it_is_the_cell_of_pytorch(self, scalars: int) -> None:
         """`torch.lstm_cell` has the candidate in the third place."""
         features, weights, bias, start = self.given(scalars)
-        hidden = lstm_step(features, weights, bias, start if started else None)
+        hidden = lstm_step(features, weights, bias, start)
         order = [*range(2 * self.UNITS), *range(3 * self.UNITS, 4 * self.UNITS), *range(2 * self.UNITS, 3 * self.UNITS)]
-        before = (start if started else torch.zeros_like(start)).expand(scalars, -1)
+        before = start.expand(scalars, -1)
         nothing = torch.zeros_like(before), torch.zeros(4 * self.UNITS, self.UNITS, dtype=torch.float64)
         wanted, _ = torch.lstm_cell(
             features.T, (nothing[0], before), weights[order], nothing[1], bias[order], torch.zeros_like(bias)
@@ -111,7 +103,7 @@ class TestCell:
 
 
 #: Every option on BPR; on NCF, which has many more networks, those that treat its shared weights differently.
-BOTH = [("bpr", option) for option in OPTIONS] + [("ncf", "A"), ("ncf", "B"), slow("ncf", "paper")]
+BOTH = [("bpr", option) for option in OPTIONS] + [("ncf", "default"), slow("ncf", "paper")]
 
 
 class TestMetaGradient:
@@ -123,42 +115,32 @@ class TestMetaGradient:
         assert max(found.values()) < RELATIVE, found
 
     @pytest.mark.parametrize("recommender", [{"loss": "squared"}, {"negatives": 3}], ids=["squared loss", "negatives"])
-    @pytest.mark.parametrize(("kind", "cell"), [("bpr", "A"), slow("bpr", "B"), ("ncf", "B")])
-    def test_with_another_loss_or_more_negatives(self, kind: str, cell: str, recommender: dict[str, Any]) -> None:
-        found = worst_error(*scene(kind, {**CELLS[cell], "most_rate": 0.02}, **recommender))
+    @EVERY_KIND
+    def test_with_another_loss_or_more_negatives(self, kind: str, recommender: dict[str, Any]) -> None:
+        found = worst_error(*scene(kind, {"most_rate": 0.02}, **recommender))
         assert max(found.values()) < RELATIVE, found
 
     @EVERY_KIND
-    @EVERY_CELL
-    def test_every_tensor_learns(self, kind: str, cell: str) -> None:
+    def test_every_tensor_learns(self, kind: str) -> None:
         """Otherwise a comparison with differences compares nothing. A user's bias has no part in a pairwise loss."""
-        strategy, situation, meta_loss = scene(kind, CELLS[cell])
+        strategy, situation, meta_loss = scene(kind, {})
         gradients, _ = strategy.meta_gradient(situation, meta_loss)
         for tensor, gradient in gradients.items():
             if not tensor.startswith("user_bias."):
                 assert gradient.abs().max() > 1e-9, tensor
 
     @EVERY_KIND
-    @EVERY_CELL
-    def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, cell: str) -> None:
-        strategy, situation, meta_loss = scene(kind, {**CELLS[cell], "half_life": 30.0, "half_life_speed": 5.0})
-        require_exact_half_lives(strategy, situation, meta_loss)
-
-    @EVERY_KIND
-    @EVERY_CELL
-    def test_rows_out_of_reach_are_dropped_exactly(self, kind: str, cell: str) -> None:
-        require_exact_reach(*scene(kind, CELLS[cell]))
+    def test_rows_out_of_reach_are_dropped_exactly(self, kind: str) -> None:
+        require_exact_reach(*scene(kind, {}))
 
 
 @EVERY_KIND
 class TestStep:
     @pytest.mark.parametrize("reduction", ["mean", slow("sum")])
     @pytest.mark.parametrize("forgetting", [True, slow(False)])
-    @EVERY_CELL
-    def test_constant_gates_are_default(self, kind: str, cell: str, reduction: str, forgetting: bool) -> None:
+    def test_constant_gates_are_default(self, kind: str, reduction: str, forgetting: bool) -> None:
         """With f = 1 and i = η it is plain SGD."""
         strategy = made(
-            **CELLS[cell],
             reduction=reduction,
             shared_reduction=reduction,
             shared_scale=1.0,
@@ -200,11 +182,10 @@ class TestStep:
                 rate = 1.0 if still or table == "user_bias" else keep
                 assert_close(values[touched], rate * before[table][touched], rtol=1e-12, atol=1e-200, msg=table)
 
-    @EVERY_CELL
-    def test_other_rows_keep_their_bytes(self, kind: str, cell: str) -> None:
+    def test_other_rows_keep_their_bytes(self, kind: str) -> None:
         """Untouched rows keep their bytes, the cell's state included."""
         past, batch = past_and_batch()
-        updater = updater_of(kind, made(**CELLS[cell]), past, noise=0.5)
+        updater = updater_of(kind, made(), past, noise=0.5)
         require_others_untouched(updater, batch)
 
 
@@ -217,7 +198,7 @@ class TestRates:
         updater = updater_of(kind, made(**settings), past, noise=0.5, phi_noise=0.4)
         return updater, situation_of(updater, batch)[1], updater.learning_rates(batch)
 
-    @pytest.mark.parametrize("option", ["A", "B", "row mean", "batch mean", "clamped"])
+    @pytest.mark.parametrize("option", ["default", "row mean", "batch mean", "clamped"])
     def test_without_forgetting_they_explain_the_step(self, kind: str, option: str) -> None:
         updater, situation, rates = self.rates(kind, **{**OPTIONS[option], "forgetting": False})
         proposed, at = updater.strategy.propose(situation).values, 0
@@ -244,22 +225,18 @@ def test_presets_learn(kind: str, preset: str) -> None:
 
 def test_a_network_is_as_large_as_published() -> None:
     """≈ 1,570 scalars each in ScenarioMeta; the cell's two biases are one here."""
-    for settings, wanted in (({}, 4 * 16 * (5 + 16 + 1) + 4 * 16 + 2 * 17), ({"variant": "B", "width": 20}, None)):
-        strategy = S2Meta(settings)
-        updater_of("bpr", strategy)
-        sizes = {name: value.numel() for name, value in strategy.parameters().items()}
-        if wanted is not None:
-            assert sum(size for name, size in sizes.items() if name.startswith("item_factors.")) == wanted
-            assert {name.partition(".")[0] for name in sizes} == set(updater_of("bpr", made()).recommender.tables)
-        else:
-            assert sum(sizes.values()) == 4 * 20 * (4 + 1) + 2 * (20 + 1 + 1)
+    strategy = S2Meta()
+    tables = set(updater_of("bpr", strategy).recommender.tables)
+    sizes = {name: value.numel() for name, value in strategy.parameters().items()}
+    own = sum(size for name, size in sizes.items() if name.startswith("item_factors."))
+    assert own == 4 * 16 * (5 + 16 + 1) + 4 * 16 + 2 * 17
+    assert {name.partition(".")[0] for name in sizes} == tables
 
 
 class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "told"),
         [
-            ({"variant": "C"}, "variant"),
             ({"width": 0}, "width"),
             ({"clamp": 0.0}, "clamp"),
             ({"most_rate": -1}, "most_rate"),
@@ -270,36 +247,17 @@ class TestSettings:
         with pytest.raises(SettingsError, match=told):
             S2Meta(settings)
 
-    def test_the_memory_of_another_cell_is_refused(self) -> None:
-        strategies = {name: made(**settings) for name, settings in CELLS.items()}
-        for strategy in strategies.values():
-            updater_of("bpr", strategy)
-        with pytest.raises(CheckpointError, match=r"has no .*which is unknown here|has no"):
-            strategies["A"].recall(strategies["B"].memory())
-
 
 class TestOddInput(OddInput):
-    @pytest.fixture(autouse=True, params=[slow("A"), "B"])
-    def cell(self, request: pytest.FixtureRequest) -> None:
-        self.settings = CELLS[request.param]
-
     def made(self, **settings: Any) -> S2Meta:
-        return S2Meta({**self.settings, **settings}, seed=5)
+        return S2Meta(settings, seed=5)
 
 
 class TestState(State):
-    @pytest.fixture(autouse=True, params=[slow("A"), "B"])
-    def cell(self, request: pytest.FixtureRequest) -> None:
-        self.settings = CELLS[request.param]
-
     def made(self, **settings: Any) -> S2Meta:
-        return made(**self.settings, **settings)
+        return made(**settings)
 
 
 class TestOwnRecommender(OwnRecommender):
-    @pytest.fixture(autouse=True, params=["A", slow("B")])
-    def cell(self, request: pytest.FixtureRequest) -> None:
-        self.settings = CELLS[request.param]
-
     def made(self, **settings: Any) -> S2Meta:
-        return made(**{"shared_forgetting": True, **self.settings, **settings})
+        return made(**{"shared_forgetting": True, **settings})

@@ -13,7 +13,6 @@ from learned_scenes import (
     look_ahead_of,
     past_and_batch,
     recommender_of,
-    require_exact_half_lives,
     require_exact_reach,
     require_others_untouched,
     slow,
@@ -142,10 +141,6 @@ class TestMetaGradient:
         for tensor, gradient in gradients.items():
             unseen = form != "bounded" and tensor.startswith("item") and tensor.endswith("4.bias")
             assert unseen or gradient.abs().max() > 1e-9, tensor
-
-    @pytest.mark.parametrize("option", ["bounded", "plain", slow("added"), slow("adam")])
-    def test_half_lives_are_learned_by_the_same_gradient(self, kind: str, option: str) -> None:
-        require_exact_half_lives(*scene(kind, {**OPTIONS[option], "half_life": 30.0, "half_life_speed": 5.0}))
 
     @pytest.mark.parametrize("option", ["bounded", "plain", "adam"])
     def test_rows_out_of_reach_are_dropped_exactly(self, kind: str, option: str) -> None:

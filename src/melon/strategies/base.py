@@ -93,6 +93,10 @@ class Situation:
         rows = len(self.values[table])
         return rows if self.reach is None else min(rows, self.reach.get(self.specs[table].role, rows))
 
+    def reachable(self) -> dict[str, Tensor]:
+        """Those leading rows of every table."""
+        return {table: values[: self.reached(table)] for table, values in self.values.items()}
+
 
 @dataclass(frozen=True)
 class RowStateSpec:

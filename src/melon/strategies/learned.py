@@ -31,7 +31,6 @@ class LearnedSettings(StrategySettings):
     meta_clip: float | None = Field(None, gt=0)  # the largest norm of the meta-gradient
     meta_clip_entries: bool = False  # or the largest that each of its entries may be
     passes: int = Field(10, ge=0)
-    half_life_speed: float = Field(0.1, ge=0)
     cold: Literal["drop", "current"] = "drop"
     keep_prelim: bool = False
 
@@ -59,8 +58,6 @@ class LearnedStrategy(Strategy):
             return
         phi = Parameters(self.seed, torch_type(dtype), self.init)
         self.build(specs, phi)
-        for name in self.half_life_names(specs):
-            phi.zeros_exactly(name, 1)
         self._phi = phi
         settings = self.settings
         self._meta_optimizer = MetaAdam(
@@ -74,29 +71,6 @@ class LearnedStrategy(Strategy):
     def parameters(self) -> dict[str, Tensor]:
         """Meta-parameters by name; leaves that require a gradient."""
         return self._phi.tensors
-
-    def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
-        """Learned, from the one in the settings on: log₂ of each table's half-life moves by `half_life_speed` · φ."""
-        start = super().half_lives(specs)
-        phi = {name: float(self.parameters()[half_life_name(name)].detach()) for name in start}
-        return {
-            name: half_life * 2.0 ** (self.settings.half_life_speed * phi[name]) for name, half_life in start.items()
-        }
-
-    def aged(self, situation: Situation, table: str, values: Tensor) -> Tensor:
-        """The same numbers, with the half-life's part in them open to the meta-gradient.
-
-        Rows were read already decayed at the present half-life; the factor here is 1 and only its slope counts. Losses,
-        gradients and features stay at the decayed values: the meta-gradient is first-order (docs/methods.md 8.3).
-        """
-        phi, around = self.parameters().get(half_life_name(table)), situation.around
-        if phi is None or around is None or table not in around.idle or not torch.is_grad_enabled():
-            return values
-        half_life = around.tables[table].half_life
-        assert half_life is not None
-        halvings = tensor_of(around.idle[table][: len(values)]).to(values.dtype)[:, None] / half_life
-        change = torch.exp2(self.settings.half_life_speed * (phi.detach() - phi))
-        return values * torch.exp2(halvings * (1 - change))
 
     @abstractmethod
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
@@ -117,25 +91,6 @@ class LearnedStrategy(Strategy):
         """One Adam step on φ. Returns the situation with the row state that was learned in it, if any."""
         self._meta_optimizer.step(self.parameters(), gradients)
         return situation
-
-    def half_life_names(self, specs: Mapping[str, TableSpec]) -> list[str]:
-        """The meta-parameters that move half-lives: one for each table of items, where rows decay; they start at 0."""
-        if self.settings.half_life is None:
-            return []
-        return [half_life_name(name) for name, spec in specs.items() if spec.role == "item"]
-
-    def half_life_gradients(self, situation: Situation, gammas: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """∇_φ of the half-lives from γ, for a look-ahead that adds its step to the old rows."""
-        slopes: dict[str, Tensor] = {}
-        for table, gamma in gammas.items():
-            name = half_life_name(table)
-            if name not in self.parameters():
-                continue
-            phi = self.parameters()[name]
-            with torch.enable_grad():
-                old = self.aged(situation, table, situation.values[table][: len(gamma)])
-            slopes[name] = torch.autograd.grad(old, phi, gamma)[0] if old.requires_grad else torch.zeros_like(phi)
-        return slopes
 
     def memory(self) -> Memory:
         phi = {f"phi/{name}": value.detach().numpy().copy() for name, value in self.parameters().items()}
@@ -211,8 +166,3 @@ def gammas_at(provisional: Mapping[str, Tensor], meta_loss: MetaLoss) -> tuple[d
         for (name, value), gamma in zip(provisional.items(), slopes, strict=True)
     }
     return gammas, loss.detach()
-
-
-def half_life_name(table: str) -> str:
-    """The meta-parameter that moves a table's half-life."""
-    return f"half_life.{table}"

@@ -83,7 +83,6 @@ class MetaSGD(LearnedStrategy):
             gradients = self._gradients(situation)
             gammas, loss = gammas_at(self._stepped(situation, gradients), meta_loss)
             meta_gradients = {name: torch.zeros_like(value) for name, value in self.parameters().items()}
-            meta_gradients |= self.half_life_gradients(situation, gammas)
             for table, gradient in gradients.items():
                 stored = self._stored(situation, table)
                 slope = -(gammas[table] * gradient).sum_to_size(stored.shape)
@@ -120,10 +119,7 @@ class MetaSGD(LearnedStrategy):
         return reduced_gradients(situation, self.settings.reduction, self.settings.shared_reduction)
 
     def _stepped(self, situation: Situation, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        values = {
-            table: self.aged(situation, table, old[: situation.reached(table)])
-            for table, old in situation.values.items()
-        }
+        values = situation.reachable()
         steps = {table: self._rates(self._stored(situation, table)) * g for table, g in gradients.items()}
         return values | {table: values[table] - step for table, step in steps.items()}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from melon.settings import Width
 from melon.strategies.base import LearningRates, Proposal, Situation
-from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at, half_life_name
+from melon.strategies.learned import LearnedOptimizerStrategy, LearnedSettings, MetaLoss, gammas_at
 from melon.strategies.optimizers import OptimizerSettings
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
@@ -71,7 +71,6 @@ class MWNet(LearnedOptimizerStrategy):
 
     def meta_gradient(self, situation: Situation, meta_loss: MetaLoss) -> tuple[dict[str, Tensor], Tensor]:
         """By ∂loss/∂a_x = −η_v ⟨γ, g_x⟩, a product over what x touches, and then through V alone."""
-        net = {name: value for name, value in self.parameters().items() if not name.startswith(half_life_name(""))}
         with torch.enable_grad():
             weights = self.weights(situation)
         with torch.no_grad():
@@ -83,9 +82,8 @@ class MWNet(LearnedOptimizerStrategy):
                 gamma, rows = gammas[gradient.table], len(situation.values[gradient.table])
                 reaching = F.pad(gamma, (0, 0, 0, rows - len(gamma)))  # what lies beyond cannot reach the loss
                 pull -= self._virtual_rate(situation, gradient.table) * gradient.dot(reaching)
-        through = torch.autograd.grad(weights, list(net.values()), pull)
-        slopes = dict(zip(net, through, strict=True)) | self.half_life_gradients(situation, gammas)
-        return {name: slopes[name] for name in self.parameters()}, loss
+        net = self.parameters()
+        return dict(zip(net, torch.autograd.grad(weights, list(net.values()), pull), strict=True)), loss
 
     @torch.no_grad()
     def propose(self, situation: Situation) -> Proposal:
@@ -96,10 +94,7 @@ class MWNet(LearnedOptimizerStrategy):
         return self._row_optimizer.learning_rates(situation, self.weights(situation))
 
     def _virtual_step(self, situation: Situation, weights: Tensor) -> dict[str, Tensor]:
-        values = {
-            table: self.aged(situation, table, old[: situation.reached(table)])
-            for table, old in situation.values.items()
-        }
+        values = situation.reachable()
         for gradient in situation.evidence.gradients:
             table = gradient.table
             total = gradient.summed(len(situation.values[table]), weights)[: situation.reached(table)]

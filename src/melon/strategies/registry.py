@@ -24,11 +24,10 @@ MELON_PRESETS: dict[str, dict[str, object]] = {
 #: Rates of MWNet and MetaSGD are then restrictions of MeLON's; S2Meta and SML keep their networks.
 STREAM_TRAINED: dict[str, object] = {"form": "stream"}
 
-#: What works best, and both cells as published, with one step for each batch.
+#: What works best, and the cell as published, with one step for each batch.
 S2META_PRESETS: dict[str, dict[str, object]] = {
     "default": {},
     "paper": {
-        "variant": "A",
         "width": 16,
         "reduction": "mean",
         "shared_reduction": "mean",
@@ -45,24 +44,6 @@ S2META_PRESETS: dict[str, dict[str, object]] = {
         "meta_weight_decay": 1e-5,
         "meta_clip": 0.25,
         "meta_clip_entries": True,
-        "cold": "current",
-    },
-    "metalstm": {
-        "variant": "B",
-        "width": 20,
-        "reduction": "mean",
-        "shared_reduction": "mean",
-        "shared_scale": 1.0,
-        "most_rate": 1.0,
-        "rate_bias": -4.5,
-        "forgetting": True,
-        "shared_forgetting": True,
-        "forget_bias": 5.0,
-        "clamp": None,
-        "gate_init": "small",
-        "passes": 10,
-        "meta_lr": 1e-3,
-        "meta_clip": 0.25,
         "cold": "current",
     },
     "stream": STREAM_TRAINED,

@@ -1,4 +1,4 @@
-"""S2Meta and MetaLSTM (docs/methods.md 3.5): a small LSTM gates every parameter, θ' = f·θ − i·ḡ."""
+"""S2Meta (docs/methods.md 3.5): a small LSTM gates every parameter, θ' = f·θ − i·ḡ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from melon.strategies.reductions import GradientReduction, parameter_rates, redu
 from melon.strategies.unrolled import UnrolledSettings, UnrolledStrategy
 from melon.tables import TableSpec
 
-_SMALL = 0.01  # half-width of small draws, as in MetaLSTM
+_SMALL = 0.01  # half-width of small draws
 _LOG_EPSILON = 1e-20  # of the logarithm in pre(), as published
 #: Rates of the meta-trained form reach so many times its plain step.
 _REACH = 4.0
@@ -30,7 +30,6 @@ _REACH = 4.0
 class S2MetaSettings(LearnedSettings):
     """θ' = f·θ − most_rate·i·ḡ, where i = σ(rate_bias + …) and f = σ(forget_bias + …)."""
 
-    variant: Literal["A", "B"] = "A"  # ScenarioMeta, a network for each table; or MetaLSTM, one for all
     width: Width = 16  # units of the cell
     reduction: GradientReduction = "sum"  # ḡ of rows of users and items
     shared_reduction: GradientReduction = "row_mean"  # ḡ of weights that every interaction touches
@@ -63,31 +62,23 @@ class Gates:
 
 
 class GateNetwork:
-    """An LSTM cell over [pre(ḡ), pre(θ), pre(L̄)₁] with LayerNorm (A), or over [pre(ḡ), pre(L̄)] (B), and two gates.
+    """A table's LSTM cell over [pre(ḡ), pre(θ), pre(L̄)₁] with LayerNorm, and two gates.
 
     It runs over every scalar of a block, one step from the same start. The two biases of a usual cell are one here.
-    What a cell never uses is no meta-parameter: B has neither hidden weights nor gates that are fed back, because both
-    would meet zeros.
     """
 
     def __init__(self, prefix: str, settings: S2MetaSettings, parameters: Parameters) -> None:
         self._prefix, self._phi = prefix, parameters
-        self._scenario = settings.variant == "A"
         units = settings.width
-        if self._scenario:
-            parameters.weight(self._name("cell.input"), 4 * units, 5)
-            parameters.weight(self._name("cell.hidden"), 4 * units, units)
-            # The forget gate's bias starts at 1; the published code meant to, and wrote elsewhere.
-            centre = np.repeat([0.0, 1.0, 0.0, 0.0], units)[None]
-            parameters.uniform(self._name("cell.bias"), 1, 4 * units, 0.0, centre)
-            parameters.normal(self._name("hidden.start"), units, 1.0)
-            parameters.normal(self._name("cell.start"), units, 1.0)
-            parameters.ones(self._name("norm.weight"), units)
-            parameters.zeros_exactly(self._name("norm.bias"), units)
-        else:
-            parameters.uniform(self._name("cell.input"), 4 * units, 4, _SMALL)
-            parameters.uniform(self._name("cell.bias"), 1, 4 * units, _SMALL)
-            parameters.uniform(self._name("gate.theta"), 2, 1, _SMALL)
+        parameters.weight(self._name("cell.input"), 4 * units, 5)
+        parameters.weight(self._name("cell.hidden"), 4 * units, units)
+        # The forget gate's bias starts at 1; the published code meant to, and wrote elsewhere.
+        centre = np.repeat([0.0, 1.0, 0.0, 0.0], units)[None]
+        parameters.uniform(self._name("cell.bias"), 1, 4 * units, 0.0, centre)
+        parameters.normal(self._name("hidden.start"), units, 1.0)
+        parameters.normal(self._name("cell.start"), units, 1.0)
+        parameters.ones(self._name("norm.weight"), units)
+        parameters.zeros_exactly(self._name("norm.bias"), units)
         if settings.gate_init == "xavier":
             parameters.weight(self._name("gate.hidden"), 2, units)
         else:
@@ -99,21 +90,15 @@ class GateNetwork:
         """The gates, differentiable in the meta-parameters."""
         weights, bias, head = self._of("cell.input"), self._of("cell.bias").squeeze(0), self._of("gate.hidden")
         # Scalars run along the last axis, so that each small matrix meets long rows.
-        features = scale_and_sign(seen.gradient, seen.theta) if self._scenario else scale_and_sign(seen.gradient)
+        features = scale_and_sign(seen.gradient, seen.theta)
         # What all scalars share is in the bias: the loss, and the hidden state before.
-        bias = bias + weights[:, len(features) :] @ seen.loss[: 1 if self._scenario else 2]
-        start = None
-        if self._scenario:
-            bias = bias + self._of("cell.hidden") @ self._of("hidden.start")
-            start = self._of("cell.start")
-        hidden = lstm_step(features, weights[:, : len(features)], bias, start)
-        constant = self._of("gate.bias")
-        if self._scenario:  # LayerNorm's own weights go into those of the gates
-            hidden = F.layer_norm(hidden.T, (len(hidden),)).T
-            constant = constant + (head @ self._of("norm.bias"))[:, None]
-            head = head * self._of("norm.weight")
-        else:
-            constant = constant + self._of("gate.theta") * seen.theta.reshape(1, -1)
+        bias = bias + weights[:, len(features) :] @ seen.loss[:1]
+        bias = bias + self._of("cell.hidden") @ self._of("hidden.start")
+        hidden = lstm_step(features, weights[:, : len(features)], bias, self._of("cell.start"))
+        # LayerNorm's own weights go into those of the gates.
+        hidden = F.layer_norm(hidden.T, (len(hidden),)).T
+        constant = self._of("gate.bias") + (head @ self._of("norm.bias"))[:, None]
+        head = head * self._of("norm.weight")
         rate, keep = torch.sigmoid(head @ hidden + constant).view(2, *seen.theta.shape)
         return Gates(rate, keep)
 
@@ -129,15 +114,13 @@ def scale_and_sign(*values: Tensor) -> Tensor:
     return torch.cat([part.reshape(1, -1) for value in values for part in preprocess(value, _LOG_EPSILON)])
 
 
-def lstm_step(features: Tensor, weights: Tensor, bias: Tensor, start: Tensor | None) -> Tensor:
-    """The hidden state (units × scalars) after one step from the cell state `start`, or from zeros.
+def lstm_step(features: Tensor, weights: Tensor, bias: Tensor, start: Tensor) -> Tensor:
+    """The hidden state (units × scalars) after one step from the cell state `start`.
 
     features: inputs × scalars. weights: 4 units × inputs, in the order input, forget and output gate, candidate.
     """
     entry, forget, leave, candidate = (weights @ features + bias[:, None]).chunk(4)
-    cell = entry.sigmoid() * candidate.tanh()
-    if start is not None:
-        cell = cell + forget.sigmoid() * start[:, None]
+    cell = entry.sigmoid() * candidate.tanh() + forget.sigmoid() * start[:, None]
     return leave.sigmoid() * cell.tanh()
 
 
@@ -160,16 +143,10 @@ class S2Meta(LearnedStrategy):
     settings: S2MetaSettings
 
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
-        if self.settings.variant == "A":
-            self._networks = {name: GateNetwork(f"{name}.", self.settings, parameters) for name in specs}
-        else:
-            self._networks = dict.fromkeys(specs, GateNetwork("", self.settings, parameters))
+        self._networks = {name: GateNetwork(f"{name}.", self.settings, parameters) for name in specs}
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
-        values = {
-            table: self.aged(situation, table, old[: situation.reached(table)])
-            for table, old in situation.values.items()
-        }
+        values = situation.reachable()
         for block in self._blocks(situation):
             gates, old = self._networks[block.table].open(block.seen), values[block.table]
             before, shared = old[block.rows], situation.specs[block.table].role == "shared"

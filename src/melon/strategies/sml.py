@@ -92,19 +92,15 @@ class SML(LearnedOptimizerStrategy):
     def _merged(self, situation: Situation, tuned: Proposal) -> dict[str, Tensor]:
         """All values that the next loss can see, touched rows merged."""
         touched = touched_rows(situation)
-        values: dict[str, Tensor] = {}
-        for table, held in situation.values.items():
-            read = held[: situation.reached(table)]
-            old = values[table] = self.aged(situation, table, read)
-            if table not in tuned.values:
-                continue
-            rows, before, tuned_rows = touched[table], read[touched[table]], tuned.values[table][touched[table]]
-            # T's inputs are constants, as all features are; time decay is differentiated in the row that T adds to.
-            after = tuned_rows + (old[rows] - before)
+        values = situation.reachable()
+        for table, tuned_values in tuned.values.items():
+            old, rows = values[table], touched[table]
+            before, after = old[rows], tuned_values[rows]
             if table in self._transfers:
-                transferred = self._transfers[table](before.detach(), tuned_rows.detach())
+                # T's inputs are constants, as all features are.
+                transferred = self._transfers[table](before.detach(), after.detach())
                 if self.settings.residual and self.settings.bounded:
-                    transferred = torch.tanh(transferred) * (tuned_rows - before)
+                    transferred = torch.tanh(transferred) * (after - before)
                 after = after + transferred if self.settings.residual else transferred
             values[table] = old.index_copy(0, rows, after)
         return values

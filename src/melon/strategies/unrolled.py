@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from melon.strategies.learned import LearnedSettings, LearnedStrategy, half_life_name
+from melon.strategies.learned import LearnedSettings, LearnedStrategy
 from melon.strategies.melon.rates import Phi
 from melon.strategies.parameters import Parameters
 from melon.tables import TableSpec
@@ -43,6 +43,12 @@ class UnrolledStrategy(LearnedStrategy):
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
         super().build(specs, parameters)  # type: ignore[safe-super]  # there is always a strategy behind this one
         parameters.zeros_exactly(TEMPERATURE, 1)
+        for table in super().half_lives(specs):
+            parameters.zeros_exactly(_half_life(table), 1)
+
+    def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
+        """Learned, from the one in the settings on: log₂ of each table's half-life moves by `half_life_speed` · φ."""
+        return {name: float(value) for name, value in self.open_half_lives(specs, self.parameters()).items()}
 
     @property
     def phi(self) -> Phi:
@@ -70,12 +76,14 @@ class UnrolledStrategy(LearnedStrategy):
 
     def anchor(self, name: str, start: Floats) -> Floats | None:
         """Where the penalty of meta-training draws a meta-parameter to: where it starts; None without one."""
-        return None if name == TEMPERATURE or name.startswith(half_life_name("")) else start
+        return None if name == TEMPERATURE or name.startswith(_half_life("")) else start
 
     def open_half_lives(self, specs: Mapping[str, TableSpec], phi: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Half-lives of the tables whose idle rows decay, differentiable in φ."""
-        start, speed = self.settings.half_life, self.settings.half_life_speed
-        if start is None:
-            return {}
-        tables = [name for name, spec in specs.items() if spec.role == "item"]
-        return {name: start * torch.exp2(speed * phi[half_life_name(name)].double()) for name in tables}
+        speed, start = self.settings.half_life_speed, super().half_lives(specs)
+        return {name: value * torch.exp2(speed * phi[_half_life(name)].double()) for name, value in start.items()}
+
+
+def _half_life(table: str) -> str:
+    """The meta-parameter that moves a table's half-life."""
+    return f"half_life.{table}"

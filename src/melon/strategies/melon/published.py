@@ -100,16 +100,13 @@ class PublishedStrategy(LearnedStrategy):
         return () if self._code or not self.sees_parameter else (KERNELS,)
 
     def look_ahead(self, situation: Situation) -> dict[str, Tensor]:
-        network, values = self._network(situation), dict[str, Tensor]()
+        network, values = self._network(situation), situation.reachable()
         for gradient in situation.evidence.row_gradients:
             values[gradient.table] = self._moved(situation, gradient, network)
         for wide in self._shared_lines(situation):
             old, share = situation.values[wide.table], 1 / wide.units if self.settings.forgetting else 0.0
             move = shared_move(old.flatten(), wide.units, wide.expand, network, self._shared_scale(wide), share)
             values[wide.table] = old + move.view_as(old)
-        for table, old in situation.values.items():
-            if table not in values:
-                values[table] = self.aged(situation, table, old[: situation.reached(table)])
         return values
 
     @torch.no_grad()
@@ -174,9 +171,8 @@ class PublishedStrategy(LearnedStrategy):
     def _moved(self, situation: Situation, gradient: RowGradient, network: PairNetwork) -> Tensor:
         """New rows of a table."""
         lines = self._lines(situation, gradient)
-        values = situation.values[gradient.table][: len(lines.scale)]
-        old, row = self.aged(situation, gradient.table, values), lines.row
-        found = rates(values.index_select(0, row), lines.feature, network.at(lines.unit))
+        old, row = situation.values[gradient.table][: len(lines.scale)], lines.row
+        found = rates(old.index_select(0, row), lines.feature, network.at(lines.unit))
         move = found[RATE] * lines.gradient * lines.scale[row, None]
         if self.settings.forgetting:
             move = move + (1 - found[FORGET]) * old.index_select(0, row) * lines.share[row, None]
