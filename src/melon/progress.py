@@ -6,18 +6,15 @@ Code that works calls these methods and prints nothing; subclasses show them to 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.progress import Progress as RichProgress
-
-_LINE_EVERY_S = 5.0
+_LINE_EVERY_S, _REDRAWN_EVERY_S = 5.0, 0.2
 
 #: Without their wrappers, which look each handler up in an enumeration and take longer than the calls themselves.
 _get_handler = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
@@ -87,30 +84,6 @@ def say_aside(text: str) -> None:
     sys.stderr.flush()
 
 
-class LiveProgress(Progress):
-    """Draws something live where standard error is a terminal; lines are printed in a pipe as well."""
-
-    def __init__(self, live: Live | RichProgress, report: Callable[[str], None] | None = None) -> None:
-        super().__init__(report)
-        self.terminal, self._drawn = sys.stderr.isatty(), live
-
-    def __enter__(self) -> Self:
-        if self.terminal:
-            self._drawn.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.terminal:
-            self._drawn.stop()
-
-    def line(self, text: str) -> None:
-        """A line that stays."""
-        if self.terminal:
-            self._drawn.console.print(text, markup=False, highlight=False)
-        else:
-            say_aside(text)
-
-
 def time_left(seconds: float) -> str:
     """A guess in words."""
     minutes = seconds / 60
@@ -133,91 +106,63 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plural}"
 
 
-class BarProgress(LiveProgress):
-    """A live bar for the stage under way."""
-
-    def __init__(self, report: Callable[[str], None] | None = None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        self._progress = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[extra]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        super().__init__(self._progress, report)
-        self.terminal = True  # `model_progress` makes it for terminals only
-        self._task = self._progress.add_task("starting", total=None, extra="")
-        self._began = time.perf_counter()
-
-    def stage(self, name: str) -> None:
-        super().stage(name)
-        self._began = time.perf_counter()
-        self._progress.reset(self._task, description=name, total=None, extra="")
-
-    def note(self, text: str) -> None:
-        super().note(text)
-        self._progress.update(self._task, extra=text)
-
-    def notice(self, text: str) -> None:
-        self._report(text)
-        self.line(text)
-
-    def tick(self, text: str) -> None:
-        self.note(text)
-
-    def share(self, done: int | None, total: int) -> None:
-        if done is None:
-            self._progress.update(self._task, advance=1, total=total)
-        else:
-            self._progress.update(self._task, completed=done, total=total)
-
-    def batch(self, done: int, total: int, hit_rate: float | None) -> None:
-        text = _rate_and_score(done, self._began, hit_rate)
-        self._progress.update(self._task, completed=done, total=total, extra=text)
-
-
 class LineProgress(Progress):
-    """Plain lines on standard error, a few seconds apart."""
+    """Lines on standard error, a few seconds apart; on a terminal what passes takes the place of the line before."""
 
     def __init__(self, report: Callable[[str], None] | None = None) -> None:
         super().__init__(report)
+        self.terminal = sys.stderr.isatty()
+        self._stage, self._every = "", _REDRAWN_EVERY_S if self.terminal else _LINE_EVERY_S
         self._began = self._last = time.perf_counter()
         self._done = self._total = 0
+
+    def __exit__(self, *error: object) -> None:
+        if self.terminal:
+            self._pass("")
 
     def stage(self, name: str) -> None:
         super().stage(name)
         self._began = self._last = time.perf_counter()
-        self._done = self._total = 0
-        self._say(name)
+        self._stage, self._done, self._total = name, 0, 0
+        self._pass(name)
 
     def note(self, text: str) -> None:
         super().note(text)
-        self._say(f"  {text}{self._left()}")
+        self._step(text + self._left())
 
     def share(self, done: int | None, total: int) -> None:
         self._done, self._total = self._done + 1 if done is None else done, total
 
     def notice(self, text: str) -> None:
         self._report(text)
-        self._say(text)
+        self.line(text)
 
     def tick(self, text: str) -> None:
         super().tick(text)
         if self._due():
-            self._say(f"  {text}{self._left()}")
+            self._step(text + self._left())
 
     def batch(self, done: int, total: int, hit_rate: float | None) -> None:
         if self._due() or done == total:
-            self._say(f"  {done:,} of {total:,}  {_rate_and_score(done, self._began, hit_rate)}")
+            rate = done / max(time.perf_counter() - self._began, 1e-9)
+            self._step(f"{done:,} of {total:,}  {rate:,.0f}/s  HR@5 {shown(hit_rate)}")
 
-    def _say(self, text: str) -> None:
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        if self.terminal:
+            self._pass("")
         say_aside(text)
+
+    def _pass(self, text: str) -> None:
+        """A line that the next one may take the place of."""
+        if self.terminal:
+            sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+            sys.stderr.flush()
+        else:
+            say_aside(text)
+
+    def _step(self, text: str) -> None:
+        self._pass(f"{self._stage}  {text}" if self.terminal else f"  {text}")
 
     def _left(self) -> str:
         """How much of the stage is left, where that is known."""
@@ -227,7 +172,7 @@ class LineProgress(Progress):
         return f" ({self._done} of {self._total}, {time_left(seconds)})"
 
     def _due(self) -> bool:
-        due = time.perf_counter() - self._last > _LINE_EVERY_S
+        due = time.perf_counter() - self._last > self._every
         if due:
             self._last = time.perf_counter()
         return due
@@ -240,29 +185,20 @@ class NotebookProgress(LineProgress):
         from importlib import import_module
 
         super().__init__(report)
+        self.terminal = True
         self._shown = import_module("IPython.display").display({"text/plain": "starting"}, raw=True, display_id=True)
 
-    def __exit__(self, *error: object) -> None:
-        self._say("")
-
-    def notice(self, text: str) -> None:
-        self._report(text)
+    def line(self, text: str) -> None:
         say(text)
 
-    def _say(self, text: str) -> None:
+    def _pass(self, text: str) -> None:
         self._shown.update({"text/plain": text}, raw=True)
 
 
-def _rate_and_score(done: int, began: float, hit_rate: float | None) -> str:
-    return f"{done / max(time.perf_counter() - began, 1e-9):,.0f}/s  HR@5 {shown(hit_rate)}"
-
-
-def model_progress(report: Callable[[str], None] | None = None) -> BarProgress | LineProgress:
-    """The one that fits where the output goes: a notebook, a terminal, or a pipe."""
+def model_progress(report: Callable[[str], None] | None = None) -> LineProgress:
+    """The one that fits where the output goes: a notebook, or a terminal or pipe."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if hasattr(shell, "kernel"):
-        return NotebookProgress(report)
-    return BarProgress(report) if sys.stderr.isatty() else LineProgress(report)
+    return NotebookProgress(report) if hasattr(shell, "kernel") else LineProgress(report)
 
 
 class Stop:

@@ -1,4 +1,4 @@
-"""What people see in a terminal and in a pipe: tables with odd names, bars, plain lines."""
+"""What people see in a terminal and in a pipe: tables with odd names, plain lines."""
 
 import io
 import re
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from melon.data.interactions import Interactions
 from melon.evaluation.cell import Cell
 from melon.evaluation.record import ResultLine
+from melon.evaluation.table import metric_table
 from melon.fitting.config import CellConfig
 from melon.lab.terminal import show_result, show_table
-from melon.progress import BarProgress, LineProgress, model_progress
+from melon.progress import LineProgress, model_progress
 
 Record = dict[str, Any]
 
@@ -39,12 +39,13 @@ def test_the_terminal_shows_the_same(
     assert "250 interactions evaluated, 0 left out" in shown
 
 
-def test_a_table_marks_the_best_and_shows_what_is_missing() -> None:
-    out = io.StringIO()
-    lines = [ResultLine(name, name, {"HR@5": value}, ()) for name, value in (("one", 0.25), ("two", 0.5))]
-    show_table("t", lines, Console(file=out, width=100))
-    assert ".250" in out.getvalue()
-    assert "–" in out.getvalue()
+def test_a_table_marks_the_best_and_shows_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table("t", [ResultLine(name, name, {"HR@5": value}, ()) for name, value in (("one", 0.25), ("two", 0.5))])
+    shown = capsys.readouterr().out
+    assert ".250" in shown
+    assert "–" in shown
+    table = metric_table([(name, name, {"HR@5": value}) for name, value in (("one", 0.25), ("two", 0.5))], ["HR@5"])
+    assert table.text(bold=True).splitlines()[1:] == ["one    .250", "two \x1b[1m   .500\x1b[0m"]
 
 
 def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str], record: Record) -> None:
@@ -60,18 +61,22 @@ def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str], record: Rec
     assert "\x1b" not in "".join(lines)
 
 
-def test_a_terminal_gets_a_bar() -> None:
-    progress = BarProgress()
-    out = io.StringIO()
-    progress._progress.live.console = Console(file=out, force_terminal=True, width=120)
-    with progress:
+def test_on_a_terminal_what_passes_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", screen)
+    with LineProgress() as progress:
         progress.stage("streaming [/odd]")
+        progress.share(1, 4)
         progress.note("a note with [/brackets]")
-        progress.tick("a tick")
-        progress.batch(5, 10, 0.25)
-        progress._progress.refresh()
-    assert "streaming [/odd]" in out.getvalue()
-    assert "HR@5 0.250" in out.getvalue()
+        progress.batch(10, 10, 0.25)
+        progress.notice("this stays")
+    *passing, last = screen.getvalue().split("\r\x1b[K")
+    assert passing[1] == "streaming [/odd]"
+    assert passing[2].startswith("streaming [/odd]  a note with [/brackets] (1 of 4, ")
+    assert passing[3].endswith("HR@5 0.250")
+    assert passing[4] == "this stays\n"
+    assert not last  # nothing is left on the line
 
 
 @pytest.mark.parametrize("candidates", ["catalogue", "known"])

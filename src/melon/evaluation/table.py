@@ -8,12 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from melon.evaluation.labels import css_variable
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 Mark = Literal["", "best", "second", "soft", "theirs", "good", "fair", "bad", "open"]
 _TEX = re.compile(r"([&%$#_{}])")
@@ -88,32 +85,20 @@ class ResultTable:
         )
         return text.getvalue()
 
-    def rich(self) -> RichTable:
-        """For a terminal."""
-        from rich.markup import escape as plain
-        from rich.table import Table as RichTable
+    def text(self, *, bold: bool = False) -> str:
+        """For a terminal; `bold` marks the best of each column."""
+        lines = [[TableCell(name) for name in self.head], *self.rows]
+        widths = [max(len(line[at].text) for line in lines) for at in range(len(self.head))]
 
-        table = RichTable(title=plain(self.title) or None, title_justify="left", caption=plain(self.caption) or None)
-        for at, name in enumerate(self.head):
-            table.add_column(plain(name), justify="left" if at < self.left else "right")
-        for row in self.rows:
-            texts = (plain(cell.text + (f" ±{cell.error}" if cell.error else "")) for cell in row)
-            table.add_row(*(f"[bold]{t}[/bold]" if c.mark == "best" else t for t, c in zip(texts, row, strict=True)))
-        return table
+        def aligned(at: int, cell: TableCell) -> str:
+            text = f"{cell.text:<{widths[at]}}" if at < self.left else f"{cell.text:>{max(widths[at], 7)}}"
+            return f"\x1b[1m{text}\x1b[0m" if bold and cell.mark == "best" else text
+
+        texts = (" ".join(aligned(at, cell) for at, cell in enumerate(line)).rstrip() for line in lines)
+        return "\n".join([*([self.title] if self.title else []), *texts])
 
     def __str__(self) -> str:
-        widths = [
-            max(len(text) for text in (name, *(row[at].text for row in self.rows))) for at, name in enumerate(self.head)
-        ]
-        lines = [self.head, *([cell.text for cell in row] for row in self.rows)]
-        aligned = (
-            " ".join(
-                f"{text:<{w}}" if at < self.left else f"{text:>{max(w, 7)}}"
-                for at, (text, w) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        )
-        return "\n".join([*([self.title] if self.title else []), *(line.rstrip() for line in aligned)])
+        return self.text()
 
 
 def metric_table(

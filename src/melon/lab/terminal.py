@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +14,6 @@ from textwrap import indent
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
 
 from melon.data.info import StreamInfo
 from melon.data.prepare import PreparationReport
@@ -26,7 +24,7 @@ from melon.evaluation.table import ResultTable, TableCell, metric_table
 from melon.fitting.search import words
 from melon.lab.bench import BenchResult, CellOutcome, Task
 from melon.learning.rate_matrix import BatchRates, RateFacts
-from melon.progress import LiveProgress, counted, last_line, say, time_left
+from melon.progress import LineProgress, counted, last_line, say, time_left
 
 #: A filter that drops a larger share than this is worth a warning.
 _MUCH = 0.1
@@ -34,31 +32,30 @@ _MUCH = 0.1
 
 def show_preparation(report: PreparationReport, out: Path) -> None:
     """Print what was read, dropped and written."""
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(
-        f"[bold]{escape(str(out))}[/bold]: {counted(report.interactions, 'interaction')} of "
-        f"{counted(report.users, 'user')} and {counted(report.items, 'item')}"
+    say(
+        f"{out}: {counted(report.interactions, 'interaction')} of {counted(report.users, 'user')} and "
+        f"{counted(report.items, 'item')}"
     )
     few = f"their user or item has fewer than {report.min_interactions} interactions"
     dropped = f", {report.filtered:,} dropped because {few}" if report.min_interactions > 1 else ""
-    console.print(
+    say(
         f"read {report.rows_read:,} rows as {report.format} in {report.seconds:.1f} s: {report.bad_rows:,} bad{dropped}"
     )
     if report.dropped_share > _MUCH:
-        console.print(
-            f"[bold red]warning[/bold red]: the filter dropped {report.dropped_share:.0%} of the interactions, because "
-            f"{few}. Keep more with a lower --min-interactions; 1 keeps everything."
+        say(
+            f"warning: the filter dropped {report.dropped_share:.0%} of the interactions, because {few}. Keep more "
+            "with a lower --min-interactions; 1 keeps everything."
         )
     for text in (*report.notes, *map(str, report.bad)):
-        console.print(indent(text, "  "), markup=False)
+        say(indent(text, "  "))
     if any(bad.reason in ("missing user", "missing item") for bad in report.bad):
-        console.print("  which texts mean a missing id is set with --missing", markup=False)
+        say("  which texts mean a missing id is set with --missing")
 
 
 def show_info(info: StreamInfo, *, as_json: bool) -> None:
     """Print the facts of a stream."""
     if as_json:
-        Console().print_json(json.dumps(info.as_dict()))
+        say(json.dumps(info.as_dict(), ensure_ascii=False, indent=2))
         return
     for name, value in _facts(info):
         say(f"{name:<36} {value}")
@@ -66,11 +63,10 @@ def show_info(info: StreamInfo, *, as_json: bool) -> None:
 
 def show_result(record: Mapping[str, Any]) -> None:
     """A result beside its baselines, and what was chosen."""
-    console = Console(soft_wrap=True)
     stream = record["dataset"]["path"] or "the stream"
     model = f"{labels.recommender_label(record['recommender'])} on {stream}"
     if record["lists"]:
-        console.print(lists_sentence(record), markup=False)
+        say(lists_sentence(record))
         for track, title in LIST_TITLES.items():
             if record["lists"][track]:
                 show_table(f"{model}: {title}", result_lines([record], f"lists.{track}"), columns=LIST_COLUMNS)
@@ -80,7 +76,7 @@ def show_result(record: Mapping[str, Any]) -> None:
     if record["without_repeats"] and record["without_repeats"] != record["metrics"]:
         show_table("the same without repeats of what the user already had", result_lines([record], "without_repeats"))
     cold, speed = record["cold"], record["update_ms"]
-    console.print(
+    say(
         f"{record['interactions_evaluated']:,} interactions evaluated, {record['left_out']:,} left out, "
         f"tie rate {record['tie_rate']:.4f}; {cold['users']:.1%} of the users cold"
         + (f" (HR@5 {cold['HR@5']:.3f})" if "HR@5" in cold else "")
@@ -89,13 +85,13 @@ def show_result(record: Mapping[str, Any]) -> None:
     if record["left_out"] and not record["interactions_evaluated"]:
         protocol = record["protocol"]
         new = ", or its item was new" if protocol["candidates"] == "known" else ""
-        console.print(
+        say(
             f"nothing could be ranked: beside each interaction there were fewer than {protocol['negatives']} other "
             f"items that its user had not had{new}. Ask for fewer (--negatives), or bring a stream with more items."
         )
     for name, choice in record["config"]["chosen"].items():
         edge = f"  (on the edge of its grid: {', '.join(choice['at_edge'])})" if choice.get("at_edge") else ""
-        console.print(f"chosen for {name}: {words(choice['settings'])}{edge}", markup=False)
+        say(f"chosen for {name}: {words(choice['settings'])}{edge}")
 
 
 #: What the table of each track is called, and what it shows.
@@ -106,15 +102,10 @@ LIST_TITLES = {
 LIST_COLUMNS = ("HR@10", "HR@20", "NDCG@10", "MRR@10", "coverage")
 
 
-def show_table(
-    title: str,
-    lines: Sequence[ResultLine],
-    console: Console | None = None,
-    columns: Sequence[str] = tuple(METRICS),
-) -> None:
-    """Metrics of several methods, the best of each column in bold."""
+def show_table(title: str, lines: Sequence[ResultLine], columns: Sequence[str] = tuple(METRICS)) -> None:
+    """Metrics of several methods; on a terminal the best of each column in bold."""
     table = metric_table([line.scores for line in lines], list(columns), title)
-    (console or Console(soft_wrap=True)).print(table.rich())
+    say(table.text(bold=sys.stdout.isatty()))
 
 
 def _facts(info: StreamInfo) -> list[tuple[str, str]]:
@@ -143,22 +134,21 @@ def _facts(info: StreamInfo) -> list[tuple[str, str]]:
 
 def show_rates(rates: BatchRates, out: Path, *, as_json: bool) -> None:
     """The learning-rate matrices of a batch in numbers, and where their picture is."""
-    console, about, facts = Console(soft_wrap=True), rates.about, rates.facts()
+    about, facts = rates.about, rates.facts()
     if as_json:
         parts = {name: part.as_dict() for name, part in facts.items()}
-        console.print_json(json.dumps({**about, "picture": str(out), **parts}, allow_nan=False))
+        say(json.dumps({**about, "picture": str(out), **parts}, ensure_ascii=False, allow_nan=False, indent=2))
         return
-    console.print(
-        f"[bold]{escape(about['strategy'])}[/bold] on {escape(about['recommender'])}, {about['learned']:,} interactions"
-        f" learned; {about['interactions']:,} from event {about['event']:,} on ({about['note']})"
+    say(
+        f"{about['strategy']} on {about['recommender']}, {about['learned']:,} interactions learned; "
+        f"{about['interactions']:,} from event {about['event']:,} on ({about['note']})"
     )
     names = {"rows": "rows of users and items", "shared": "shared weights"}
     columns = [rate_texts(part) for part in facts.values()]
     rows = [[TableCell(name), *(TableCell(column[name]) for column in columns)] for name in columns[0]]
-    table = ResultTable(["learning rates", *(names[name] for name in facts)], rows).rich()
-    console.print(table)
-    console.print(facts["rows"].sentence, markup=False, highlight=False)
-    console.print(f"wrote {out}", markup=False, highlight=False)
+    say(str(ResultTable(["learning rates", *(names[name] for name in facts)], rows)))
+    say(facts["rows"].sentence)
+    say(f"wrote {out}")
 
 
 def rate_texts(facts: RateFacts) -> dict[str, str]:
@@ -189,12 +179,11 @@ def rate_texts(facts: RateFacts) -> dict[str, str]:
     }
 
 
-class BenchProgress(LiveProgress):
-    """The table of results as cells end."""
+class BenchProgress(LineProgress):
+    """A line for each cell that has ended and, on a terminal, those that run."""
 
     def __init__(self) -> None:
-        self._live = Live(console=Console(stderr=True), refresh_per_second=2, transient=True)
-        super().__init__(self._live)
+        super().__init__()
         self._workers = 1
         self._tasks: Sequence[Task] = ()
         self._outcomes: dict[str, CellOutcome] = {}
@@ -212,24 +201,20 @@ class BenchProgress(LiveProgress):
     def ended(self, outcome: CellOutcome) -> None:
         self._running.pop(outcome.task.key, None)
         self._outcomes[outcome.task.key] = outcome
-        count = f"{len(self._outcomes)} of {len(self._tasks)}"
-        self.line(f"{outcome.task.key}: {outcome_text(outcome)}  ({count}, {self._left()})")
+        self.line(f"{outcome.task.key}: {outcome_text(outcome)}  ({self._so_far()})")
         self.waiting()
 
     def waiting(self) -> None:
         if self.terminal:
             running = ", ".join(f"{key} ({time.monotonic() - since:.0f} s)" for key, since in self._running.items())
-            caption = f"{len(self._outcomes)} of {len(self._tasks)} cells, {self._left()}\n{running}"
-            table = bench_table(self._tasks, self._outcomes, set(self._running))
-            self._live.update(replace(table, caption=caption).rich())
+            self._pass(f"{self._so_far()}: {running}")
 
-    def _left(self) -> str:
-        """Time left, if the other cells take as long as those that have ended."""
+    def _so_far(self) -> str:
+        """How many cells have ended, and the time left if the others take as long."""
         seconds = [outcome.seconds for outcome in self._outcomes.values() if outcome.record is not None]
-        if not seconds:
-            return "time left unknown"
-        left = len(self._tasks) - len(self._outcomes)
-        return time_left(left * float(np.mean(seconds)) / self._workers)
+        left = (len(self._tasks) - len(self._outcomes)) / self._workers
+        guess = time_left(left * float(np.mean(seconds))) if seconds else "time left unknown"
+        return f"{len(self._outcomes)} of {len(self._tasks)} cells, {guess}"
 
 
 def show_bench(result: BenchResult) -> int:
@@ -266,29 +251,27 @@ def _lists_lines(result: BenchResult) -> list[str]:
     return [line for _, line in best.values()]
 
 
-def bench_table(
-    tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], running: Collection[str] = ()
-) -> ResultTable:
+def bench_table(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome]) -> ResultTable:
     """HR@5 so far: streams and recommenders down, strategies across, the mean over finished seeds."""
     strategies = list(dict.fromkeys(task.config.strategy for task in tasks))
     lines: dict[tuple[str, str], dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
     for task in tasks:
         lines[task.stream, task.config.recommender][task.config.strategy].append(task)
     rows = [
-        [*map(TableCell, cell), *(TableCell(_table_cell(line[name], outcomes, running)) for name in strategies)]
+        [*map(TableCell, cell), *(TableCell(_table_cell(line[name], outcomes)) for name in strategies)]
         for cell, line in lines.items()
     ]
     return ResultTable(["stream", "recommender", *strategies], rows, left=2)
 
 
-def _table_cell(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome], running: Collection[str]) -> str:
+def _table_cell(tasks: Sequence[Task], outcomes: Mapping[str, CellOutcome]) -> str:
     ended = [outcomes[task.key] for task in tasks if task.key in outcomes]
     if ended and all(outcome.not_applicable for outcome in ended):
         return "N/A"
     records = [outcome.record for outcome in ended if outcome.record is not None]
     rates = [record[judged_section(record)]["HR@5"] for record in records if record["metrics"]]
     text = f"{np.mean(rates):.3f}" if rates else "–"
-    marks = "✗" * sum(outcome.problem is not None for outcome in ended) + "…" * sum(t.key in running for t in tasks)
+    marks = "✗" * sum(outcome.problem is not None for outcome in ended)
     return f"{text} {len(rates)}/{len(tasks)}{marks}" if len(rates) < len(tasks) else f"{text}{marks}"
 
 
