@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kernel_choice import choose_kernel
 from melon.models.bpr import BPR
-from melon.models.evidence import Evidence, Examples, losses_by_evidence
+from melon.models.evidence import Examples, losses_by_evidence
 from melon.models.ncf import NCF
 
 
@@ -50,39 +50,6 @@ def test_equal_rows_tie_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
         table.scatter(np.arange(40), table.gather(np.zeros(40, dtype=np.int64)))
     scores = model.score(np.arange(12), np.tile(np.arange(40), (12, 1)))
     assert (scores == scores[:, :1]).all()
-
-
-@pytest.mark.parametrize("loss", ["bpr", "squared", "bce"])
-@pytest.mark.parametrize("negatives", [1, 3])
-def test_evidence_is_that_of_pytorch(loss: str, negatives: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(negatives)
-    examples = Examples(
-        torch.from_numpy(rng.integers(0, 12, 30)), torch.from_numpy(rng.integers(0, 15, (30, 1 + negatives)))
-    )
-
-    def found(choice: str, dtype: Any) -> Evidence:
-        choose_kernel(monkeypatch, choice)
-        model = bpr(dtype, loss=loss, negatives=negatives)
-        values = {name: torch.from_numpy(3 * table.everything()) for name, table in model.tables.items()}
-        return model.differentiable().evidence(values, examples)
-
-    exact, quick = found("torch", np.float64), found("numba", np.float32)
-    torch.testing.assert_close(quick.losses.double(), exact.losses, rtol=1e-5, atol=1e-6)
-    assert [g.table for g in quick.gradients] == [g.table for g in exact.gradients]
-    for one, other in zip(quick.row_gradients, exact.row_gradients, strict=True):
-        assert torch.equal(one.positions, other.positions)
-        torch.testing.assert_close(one.gradient.double(), other.gradient, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_what_is_not_finite_shows(broken: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose_kernel(monkeypatch, "numba")
-    model = bpr()
-    values = {name: torch.from_numpy(table.everything().copy()) for name, table in model.tables.items()}
-    values["user_factors"][3, 2] = broken
-    found = model.differentiable().evidence(values, Examples(torch.tensor([1, 3]), torch.tensor([[0, 1], [0, 1]])))
-    assert torch.isfinite(found.losses).tolist()[0]
-    assert not torch.isfinite(found.row_gradients[1].gradient[1]).all()
 
 
 @pytest.mark.parametrize("make", [BPR, NCF])

@@ -14,7 +14,6 @@ from melon.kernels.types import (
     INTS,
     RANGE,
     SINGLE,
-    SINGLE_CUBE,
     SINGLE_TABLE,
     SINGLES,
     SMALL_INTS,
@@ -46,7 +45,6 @@ _TOUCHED: Fields = Fields(TouchedRows, (SMALL_INTS, INTS))
 #: Arguments of every step behind its lines: decay, now, stored rows, room for touched rows, and blocks for new ones.
 STEP: Signature = (SINGLES, INT, *[_ROWS] * 3, *[_TOUCHED] * 2, *[SINGLE_TABLE] * 3)
 SIGNATURES: dict[str, Signature] = {
-    "pairwise_evidence": (INTS, INT_TABLE, *[SINGLE_TABLE] * 3, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_CUBE),
     "pairwise_batches": (INTS, INT_TABLE, INT, SINGLE, SINGLE, *[SINGLE_TABLE] * 3, *[SMALL_INTS] * 2),
     "scores": (INTS, INT_TABLE, RANGE, INT, *[_ROWS] * 4, SINGLE_TABLE),
     "plain_step": (INTS, INT_TABLE, SINGLE, *STEP),
@@ -92,22 +90,6 @@ def _compare(own: Singles, vectors: Singles, biases: Singles, named: Ints, score
 def _add(row: Singles, weight: np.float32, direction: Singles) -> None:
     for d in range(row.size):
         row[d] += weight * direction[d]
-
-
-def pairwise_evidence(
-    users: Ints, items: Ints, user_factors: Singles, item_factors: Singles, item_bias: Singles,
-    losses: Singles, slopes: Singles, to_user: Singles, to_items: Singles,
-) -> None:  # fmt: skip
-    """The pairwise loss of each line, its slope by each score, and its gradients by the user and the items."""
-    scores = np.empty(items.shape[1], np.float32)
-    for n in range(users.size):
-        own, named = user_factors[users[n]], items[n]
-        _compare(own, item_factors, item_bias, named, scores)
-        losses[n] = _pairwise(scores, slopes[n])
-        to_user[n] = 0
-        for c in range(scores.size):
-            _add(to_user[n], slopes[n, c], item_factors[named[c]])
-            to_items[n, c] = slopes[n, c] * own
 
 
 def _placed(at: SmallInts, rows: Ints, count: int, row: np.int64) -> int:

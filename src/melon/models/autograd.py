@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from melon.kernels import policy
 from melon.kernels.threads import torch_follows
 from melon.models.base import Context, Recommender
 from melon.models.evidence import (
@@ -145,17 +144,6 @@ class FactorScore(Differentiable):
 
     def evidence(self, values: Values, examples: Examples, *, per_branch: bool = False) -> Evidence:
         users, items = examples.users, examples.items
-        compiled = None if per_branch else self._compiled(values, examples)
-        if compiled is not None:
-            losses, slopes, to_user, to_items = compiled
-            return Evidence(
-                losses,
-                (
-                    RowGradient("user_factors", users[:, None], to_user.unsqueeze(1)),
-                    RowGradient("item_factors", items, to_items),
-                    RowGradient("item_bias", items, slopes.unsqueeze(-1)),
-                ),
-            )
         factors, offered = values["user_factors"][users], values["item_factors"][items]
         # Many short products: multiplying and adding up is several times quicker than a batched matrix product.
         scores = (offered * factors.unsqueeze(1)).sum(-1) + values["item_bias"][items, 0]
@@ -175,19 +163,3 @@ class FactorScore(Differentiable):
         elif with_bias and not self.loss.shift_invariant:
             gradients.append(RowGradient("user_bias", branches, slopes.sum(-1)[:, None, None]))
         return Evidence(losses, tuple(gradients))
-
-    def _compiled(self, values: Values, examples: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Losses, slopes by each score, and gradients by users' and items' vectors, where a kernel computes them."""
-        if torch.is_grad_enabled() and any(value.requires_grad for value in values.values()):
-            return None  # kernels are constants to a gradient
-        dtype = values["user_factors"].dtype
-        kernels = policy.load("factor", dtype=dtype) if type(self.loss) is BPRLoss else None
-        if kernels is None:
-            return None
-        users, items, dim = examples.users, examples.items.contiguous(), values["user_factors"].shape[1]
-        shapes = (users.shape, items.shape, (*users.shape, dim), (*items.shape, dim))
-        losses, slopes, to_user, to_items = (values["user_factors"].new_empty(shape) for shape in shapes)
-        rows = (values[name].detach().contiguous().numpy() for name in ("user_factors", "item_factors", "item_bias"))
-        out = (part.numpy() for part in (losses, slopes, to_user, to_items))
-        kernels.pairwise_evidence(users.contiguous().numpy(), items.numpy(), *rows, *out)
-        return losses, slopes, to_user, to_items
