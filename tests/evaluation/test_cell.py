@@ -42,7 +42,6 @@ SHAPE: dict[str, Any] = {
     "metrics": METRICS,
     "without_repeats": METRICS,
     "left_out": int,
-    "cumulative_loss": float,
     "baselines": ["frozen", "popularity", "recent_popularity", *BASELINES, "default"],
     "tie_rate": float,
     "interactions_evaluated": int,
@@ -76,7 +75,7 @@ def test_the_record_has_the_shape_of_the_design(eals: CellResult, flips: Interac
         else:
             assert record[key] is None, key
     assert record.keys() - SHAPE.keys() == {"baseline_batches"}
-    assert set(record["batches"][0]) == {"t", "n", "HR@5", "NDCG@10", "loss", "update_ms"}
+    assert set(record["batches"][0]) == {"t", "n", "HR@5", "NDCG@10", "update_ms"}
     for name, found in record["baselines"].items():
         assert set(METRICS) <= found.keys(), name
     assert "half_life" in record["baselines"]["recent_popularity"]
@@ -138,7 +137,6 @@ def test_batches_add_up(eals: CellResult) -> None:
     assert [batch["t"] for batch in batches] == [0, 1, 2, 3]
     weighted = sum(batch["HR@5"] * batch["n"] for batch in batches) / 250
     assert weighted == pytest.approx(eals.record["metrics"]["HR@5"])
-    assert sum(batch["loss"] * batch["n"] for batch in batches) == pytest.approx(eals.record["cumulative_loss"])
     assert all(len(line) == 4 for line in eals.record["baseline_batches"].values())
 
 

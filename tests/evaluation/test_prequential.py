@@ -14,7 +14,7 @@ from melon.data.interactions import Interactions
 from melon.errors import LearningError
 from melon.evaluation.lists import TRACKS, Lister
 from melon.evaluation.predictors import Frozen, Popularity, Predictor
-from melon.evaluation.prequential import Point, Tally, drawn_ahead, pairwise_loss, prequential
+from melon.evaluation.prequential import Point, Tally, drawn_ahead, prequential
 from melon.learning.updater import Updater
 from melon.models.catalogue import Catalogue
 from melon.models.registry import RECOMMENDERS
@@ -135,23 +135,14 @@ def test_batches_stay_inside_their_part_and_the_last_may_be_short() -> None:
     assert [(point.start, point.stop) for point in first] == [(7, 27), (27, 30)]
 
 
-def test_ranks_and_loss_agree_with_the_candidates() -> None:
+def test_ranks_agree_with_the_candidates() -> None:
     log, spy = changing_log(), Spy()
     candidates = Candidates(log, seed=4, count=COUNT)
     for point in run(log, spy):
         offered = candidates.draw(point.start, point.stop).items
         scores = np.sin(log.users[point.start : point.stop, None] * 1.7 + offered * 0.3)
         assert point.ranks.rank.tolist() == [1 + sum(other > line[0] for other in line[1:]) for line in scores]
-        losses = [np.mean([np.log1p(np.exp(other - line[0])) for other in line[1:]]) for line in scores]
-        assert point.loss == pytest.approx(sum(losses))
         assert point.events.tolist() == list(range(point.start, point.stop))
-
-
-def test_the_pairwise_loss_by_hand() -> None:
-    assert pairwise_loss(np.zeros((3, 5))) == pytest.approx(3 * np.log(2))
-    assert pairwise_loss(np.array([[1.0, 0.0, 2.0]])) == pytest.approx((np.log1p(np.exp(-1)) + np.log1p(np.exp(1))) / 2)
-    assert pairwise_loss(np.array([[0.0, 2_000.0]], dtype=np.float32)) == 2_000.0
-    assert pairwise_loss(np.empty((0, 5))) == 0.0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -248,7 +239,6 @@ def test_what_comes_later_changes_no_rank(name: str, mode: str) -> None:
     for first, second in zip(one.points[:3], other.points[:3], strict=True):
         assert first.ranks.rank.tobytes() == second.ranks.rank.tobytes()
         assert first.usable.tolist() == second.usable.tolist()
-        assert first.loss == second.loss
         assert first.lists is not None
         assert second.lists is not None
         for track in TRACKS:
@@ -296,13 +286,12 @@ def test_a_batch_where_all_is_left_out_is_a_point_without_ranks() -> None:
     spy = Spy()
     points = list(prequential(spy, log, Candidates(log, mode="known", count=5), 20, 60, batch_size=20))
     assert [len(point.ranks) for point in points] == [0, 0]
-    assert [point.loss for point in points] == [0.0, 0.0]
     assert [kind for kind, _ in spy.calls] == ["score", "learn"] * 2  # it is learned all the same
 
 
 def test_nothing_tallied_is_empty() -> None:
     tally = Tally()
-    assert len(tally.events) == len(tally.rank) == len(tally.ties) == tally.left_out == tally.loss == 0
+    assert len(tally.events) == len(tally.rank) == len(tally.ties) == tally.left_out == 0
     assert tally.lists == []
     assert tally.list_rank("all") is None
 

@@ -30,7 +30,6 @@ class Point:
     usable: Flags
     ranks: Ranks
     lists: BatchLists | None
-    loss: float
     score_ms: float
     update_ms: float
     moved: float
@@ -78,7 +77,6 @@ def prequential(
             usable,
             rank_first(scores, place),
             lists,
-            pairwise_loss(scores),
             score_ms,
             update_ms,
             predictor.moved,
@@ -104,16 +102,6 @@ def drawn_ahead(
             waiting = coming
         if waiting is not None:
             yield waiting[0], waiting[1], waiting[2].result()
-
-
-def pairwise_loss(scores: Scores) -> float:
-    """Summed over events: softplus(s⁻ − s⁺) averaged over an event's candidates. Same candidates, same yardstick."""
-    if not len(scores):
-        return 0.0
-    margins = scores[:, 1:] - scores[:, :1]
-    # numpy's logaddexp is not vectorised and would take most of the time that metrics take.
-    losses = np.maximum(margins, 0) + np.log1p(np.exp(-np.abs(margins)))
-    return float(losses.mean(1, dtype=np.float64).sum())
 
 
 @dataclass
@@ -156,8 +144,3 @@ class Tally:
     def left_out(self) -> int:
         """Events without a rank."""
         return sum(int((~point.usable).sum()) for point in self.points)
-
-    @property
-    def loss(self) -> float:
-        """The cumulative prequential loss."""
-        return sum(point.loss for point in self.points)

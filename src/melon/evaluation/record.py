@@ -111,7 +111,6 @@ class CellRecord:
             "metrics": metrics(ours.rank),
             "without_repeats": metrics(ours.rank[~repeats]),
             "left_out": ours.left_out,
-            "cumulative_loss": ours.loss,
             "baselines": baselines,
             "tie_rate": float(np.mean(ours.ties > 0)) if len(ours.ties) else 0.0,
             "interactions_evaluated": len(events),
@@ -194,13 +193,11 @@ def batch_record(number: int, point: Point) -> Plain:
     """One line of the curve."""
     scores = metrics(point.ranks.rank)
     n = point.stop - point.start
-    mean_loss = point.loss / max(len(point.ranks), 1)
     return {
         "t": number,
         "n": n,
         "HR@5": scores.get("HR@5"),
         "NDCG@10": scores.get("NDCG@10"),
-        "loss": mean_loss,
         "update_ms": point.update_ms,
     }
 

@@ -74,7 +74,7 @@ def _save_tally(tally: Tally, path: Path) -> None:
     points = tally.points
     arrays: Arrays = {
         "bounds": np.array([(p.start, p.stop, len(p.ranks)) for p in points], dtype=np.int64).reshape(-1, 3),
-        "costs": np.array([(p.loss, p.score_ms, p.update_ms, p.moved) for p in points]).reshape(-1, 4),
+        "costs": np.array([(p.score_ms, p.update_ms, p.moved) for p in points]).reshape(-1, 3),
         "usable": np.concatenate([p.usable for p in points]),
         "rank": tally.rank,
         "ties": tally.ties.astype(np.int64),
@@ -92,7 +92,7 @@ def _save_tally(tally: Tally, path: Path) -> None:
 def _read_tally(path: Path) -> Tally:
     arrays, tally = load_file(path), Tally()
     events = ranks = 0
-    for number, ((start, stop, size), (loss, score_ms, update_ms, moved)) in enumerate(
+    for number, ((start, stop, size), (score_ms, update_ms, moved)) in enumerate(
         zip(arrays["bounds"].tolist(), arrays["costs"].tolist(), strict=True)
     ):
         of_batch, of_events = slice(ranks, ranks + size), slice(events, events + stop - start)
@@ -104,7 +104,7 @@ def _read_tally(path: Path) -> Tally:
             }
             lists = BatchLists(int(arrays["known"][number]), arrays["listable"][of_events], tracks)
         own = Ranks(arrays["rank"][of_batch], arrays["ties"][of_batch])
-        tally.add(Point(start, stop, arrays["usable"][of_events], own, lists, loss, score_ms, update_ms, moved))
+        tally.add(Point(start, stop, arrays["usable"][of_events], own, lists, score_ms, update_ms, moved))
         events, ranks = events + stop - start, ranks + size
     return tally
 
