@@ -12,9 +12,25 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
-from melon.errors import MissingExtraError, SettingsError, unknown_name
+from melon.errors import MissingExtraError, SettingsError, require_torch, unknown_name
 
 SearchPoint = Mapping[str, Any]
+
+
+def exported(package: str, homes: Mapping[str, str], torch: tuple[str, ...] = ()) -> Any:
+    """`__getattr__` and `__dir__` of a package whose names are imported when they are first used, from these modules.
+
+    Those of the modules in `torch` need PyTorch.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if homes[name] in torch:
+            require_torch(f"{package}.{name}")
+        return getattr(import_module(homes[name]), name)
+
+    return get, lambda: sorted(homes)
 
 
 @dataclass(frozen=True)

@@ -3,64 +3,41 @@
 The names below are what an author of a recommender needs; they are imported when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from melon.errors import require_torch
+from melon.registry import exported
 
 if TYPE_CHECKING:
-    from melon.models.autograd import TorchRecommender
-    from melon.models.base import Context, Recommender, RecommenderSettings
-    from melon.models.bpr import BPR
-    from melon.models.evidence import DenseGradient, Evidence, Examples, RowGradient
-    from melon.models.ncf import NCF
-    from melon.models.registry import RECOMMENDERS
-    from melon.registry import Entry
-    from melon.tables import TableSpec
-
-__all__ = [
-    "BPR",
-    "NCF",
-    "RECOMMENDERS",
-    "Context",
-    "DenseGradient",
-    "Entry",
-    "Evidence",
-    "Examples",
-    "Recommender",
-    "RecommenderSettings",
-    "RowGradient",
-    "TableSpec",
-    "TorchRecommender",
-]
+    from melon.models.autograd import TorchRecommender as TorchRecommender
+    from melon.models.base import Context as Context
+    from melon.models.base import Recommender as Recommender
+    from melon.models.base import RecommenderSettings as RecommenderSettings
+    from melon.models.bpr import BPR as BPR
+    from melon.models.evidence import DenseGradient as DenseGradient
+    from melon.models.evidence import Evidence as Evidence
+    from melon.models.evidence import Examples as Examples
+    from melon.models.evidence import RowGradient as RowGradient
+    from melon.models.ncf import NCF as NCF
+    from melon.models.registry import RECOMMENDERS as RECOMMENDERS
+    from melon.registry import Entry as Entry
+    from melon.tables import TableSpec as TableSpec
 
 _HOMES = {
     "BPR": "melon.models.bpr",
-    "NCF": "melon.models.ncf",
-    "RECOMMENDERS": "melon.models.registry",
     "Context": "melon.models.base",
     "DenseGradient": "melon.models.evidence",
     "Entry": "melon.registry",
     "Evidence": "melon.models.evidence",
     "Examples": "melon.models.evidence",
+    "NCF": "melon.models.ncf",
+    "RECOMMENDERS": "melon.models.registry",
     "Recommender": "melon.models.base",
     "RecommenderSettings": "melon.models.base",
     "RowGradient": "melon.models.evidence",
     "TableSpec": "melon.tables",
     "TorchRecommender": "melon.models.autograd",
 }
-
-
-_TORCH = ("melon.models.autograd", "melon.models.evidence", "melon.models.ncf")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        if _HOMES[name] in _TORCH:
-            require_torch(f"melon.models.{name}")
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = [*_HOMES]  # noqa: PLE0604  (they are strings)
+__getattr__, __dir__ = exported(
+    __name__, _HOMES, torch=("melon.models.autograd", "melon.models.evidence", "melon.models.ncf")
+)

@@ -3,51 +3,34 @@
 The names below are what an author of a strategy needs; they are imported when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from melon.errors import require_torch
+from melon.registry import exported
 
 if TYPE_CHECKING:
-    from melon.registry import Entry, Space
-    from melon.strategies.base import (
-        LearningRates,
-        Proposal,
-        RowStateSpec,
-        Situation,
-        Strategy,
-        StrategySettings,
-    )
-    from melon.strategies.learned import LearnedSettings, LearnedStrategy
-    from melon.strategies.reductions import row_constant_rates
-    from melon.strategies.registry import STRATEGIES, space_of
-    from melon.tables import TableSpec
-
-__all__ = [
-    "STRATEGIES",
-    "Entry",
-    "LearnedSettings",
-    "LearnedStrategy",
-    "LearningRates",
-    "Proposal",
-    "RowStateSpec",
-    "Situation",
-    "Space",
-    "Strategy",
-    "StrategySettings",
-    "TableSpec",
-    "row_constant_rates",
-    "space_of",
-]
+    from melon.registry import Entry as Entry
+    from melon.registry import Space as Space
+    from melon.strategies.base import LearningRates as LearningRates
+    from melon.strategies.base import Proposal as Proposal
+    from melon.strategies.base import RowStateSpec as RowStateSpec
+    from melon.strategies.base import Situation as Situation
+    from melon.strategies.base import Strategy as Strategy
+    from melon.strategies.base import StrategySettings as StrategySettings
+    from melon.strategies.learned import LearnedSettings as LearnedSettings
+    from melon.strategies.learned import LearnedStrategy as LearnedStrategy
+    from melon.strategies.reductions import row_constant_rates as row_constant_rates
+    from melon.strategies.registry import STRATEGIES as STRATEGIES
+    from melon.strategies.registry import space_of as space_of
+    from melon.tables import TableSpec as TableSpec
 
 _HOMES = {
-    "STRATEGIES": "melon.strategies.registry",
     "Entry": "melon.registry",
-    "RowStateSpec": "melon.strategies.base",
     "LearnedSettings": "melon.strategies.learned",
     "LearnedStrategy": "melon.strategies.learned",
     "LearningRates": "melon.strategies.base",
     "Proposal": "melon.strategies.base",
+    "RowStateSpec": "melon.strategies.base",
+    "STRATEGIES": "melon.strategies.registry",
     "Situation": "melon.strategies.base",
     "Space": "melon.registry",
     "Strategy": "melon.strategies.base",
@@ -56,18 +39,5 @@ _HOMES = {
     "row_constant_rates": "melon.strategies.reductions",
     "space_of": "melon.strategies.registry",
 }
-
-
-_TORCH = ("melon.strategies.learned", "melon.strategies.reductions")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        if _HOMES[name] in _TORCH:
-            require_torch(f"melon.strategies.{name}")
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = [*_HOMES]  # noqa: PLE0604  (they are strings)
+__getattr__, __dir__ = exported(__name__, _HOMES, torch=("melon.strategies.learned", "melon.strategies.reductions"))
