@@ -132,9 +132,8 @@ OTHER_SETTINGS: dict[str, tuple[Callable[..., Strategy], set[str], str]] = {
         {"untouched_rows_stay", _EXPLAIN},
         "ncf",
     ),
-    "metasgd by row": (partial(MetaSGD, {"alpha_init": 0.05, "share": "row", "half_life": 50.0}), set(), "ncf"),
-    "metasgd by table": (
-        partial(MetaSGD, {"alpha_init": 0.05, "share": "table", "reduction": "row_mean"}),
+    "metasgd by column": (
+        partial(MetaSGD, {"alpha_init": 0.05, "share": "dim", "reduction": "row_mean", "half_life": 50.0}),
         set(),
         "ncf",
     ),

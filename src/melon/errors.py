@@ -137,6 +137,7 @@ RENAMED = {
 
 #: Settings that are gone: the value under which a model is what it was, and what to do instead of another one.
 GONE: dict[str, tuple[object, str]] = {
+    "bounded": (True, "T is a factor on the row's own step or, with residual = false, the new row itself"),
     "decay_clock": ("interactions", "half-lives are counted in interactions"),
     "fading_clock": ("interactions", "half-lives are counted in interactions"),
     "half_life_speed": (0.1, "a half-life is searched, and learned by forms that are meta-trained through the stream"),

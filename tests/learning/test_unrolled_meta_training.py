@@ -150,7 +150,7 @@ def test_a_recommender_whose_gradients_are_closed_is_refused() -> None:
         stream_trained("sml", Own({"dim": 2, "layers": (4, 3)}, seed=3, dtype=np.float64))
 
 
-@pytest.mark.parametrize(("name", "settings"), [("sml", {"bounded": False}), ("sml", {"residual": False})])
+@pytest.mark.parametrize(("name", "settings"), [("sml", {"residual": False})])
 def test_what_cannot_be_stream_trained_is_refused(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=f"{next(iter(settings))} = "):
         made(name, **settings)

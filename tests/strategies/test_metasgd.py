@@ -34,8 +34,7 @@ from melon.tables import TableSpec
 from melon.testing import toy_batch, toy_batches
 from situations import equal
 
-SHARES = ("scalar", "row", "dim", "table")
-BY_ROW = ("scalar", "row")
+SHARES = ("scalar", "dim")
 EVERY_SHARE = pytest.mark.parametrize("share", SHARES)
 PAPER = STRATEGIES["metasgd"].preset("paper")
 
@@ -123,7 +122,7 @@ class TestMetaGradient:
             settings["alpha_init"] = 0.05
         strategy, situation, meta_loss, _ = scene(kind, settings)
         tensors = rates_in(strategy, situation)
-        assert len(tensors) == (len(situation.specs) if share in ("dim", "table") else len(situation.specs) - 1)
+        assert len(tensors) == (len(situation.specs) if share == "dim" else len(situation.specs) - 1)
         found = worst_error(strategy, situation, meta_loss, tensors=tensors)
         assert max(found.values()) < RELATIVE, found
         gradients, _ = strategy.meta_gradient(situation, meta_loss)
@@ -149,7 +148,6 @@ def stored(updater: Updater, key: str = "alpha") -> dict[str, Tensor]:
 
 
 @EVERY_KIND
-@pytest.mark.parametrize("share", BY_ROW)
 class TestLazyRates:
     """Rows outside both batches keep α to the bit."""
 
@@ -157,14 +155,14 @@ class TestLazyRates:
     LAST = Offered(np.array([1, 2, 7, 8]), np.array([[3, 9], [4, 10], [0, 11], [12, 13]]))
     MET: ClassVar = {"user": [1, 2], "item": [0, 3, 4]}
 
-    def stepped(self, kind: str, share: str, **settings: Any) -> tuple[Updater, dict[str, dict[str, Tensor]]]:
-        updater = updater_of(kind, made(share=share, **settings), toy_batches(), noise=0.5)
+    def stepped(self, kind: str, **settings: Any) -> tuple[Updater, dict[str, dict[str, Tensor]]]:
+        updater = updater_of(kind, made(**settings), toy_batches(), noise=0.5)
         before = {key: stored(updater, key) for key in ("alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps")}
         batch = toy_batch(400, self.USERS, self.ITEMS[:, 0])
         updater.step(Offered(self.USERS, self.ITEMS), self.LAST, batch)
         return updater, before
 
-    def test_rates_outside_both_batches_keep_their_bytes(self, kind: str, share: str) -> None:
+    def test_rates_outside_both_batches_keep_their_bytes(self, kind: str) -> None:
         updater, before = self.stepped(kind, share)
         for key, tables in before.items():
             for table, values in stored(updater, key).items():
@@ -175,7 +173,7 @@ class TestLazyRates:
                     # Behind a ReLU that is off there is no signal, and a row stays as it is too.
                     assert moved == self.MET[role] or "mlp" in table, (key, table)
 
-    def test_the_step_is_that_of_adam_with_a_count_for_each_row(self, kind: str, share: str) -> None:
+    def test_the_step_is_that_of_adam_with_a_count_for_each_row(self, kind: str) -> None:
         updater, before = self.stepped(kind, share, meta_lr=0.02, meta_clip=0.1, meta_weight_decay=0.01)
         for table, alpha in stored(updater).items():
             role = updater.recommender.tables[table].spec.role
@@ -193,8 +191,8 @@ class TestLazyRates:
                 again = 0.999 * before["alpha_moment_2"][table][row] + 0.001 * slope**2
                 torch.testing.assert_close(second, again, rtol=1e-8, atol=1e-18)
 
-    def test_newcomers_start_at_the_usual_rate(self, kind: str, share: str) -> None:
-        updater = updater_of(kind, made(share=share, alpha_param="raw"), toy_batches()[:3])
+    def test_newcomers_start_at_the_usual_rate(self, kind: str) -> None:
+        updater = updater_of(kind, made(alpha_param="raw"), toy_batches()[:3])
         users = updater.recommender.rows_of("user")
         updater.learn(toy_batch(60, np.array([users + 5]), np.array([0])))
         table = "user_factors" if kind == "bpr" else "user_gmf"
@@ -203,9 +201,9 @@ class TestLazyRates:
         assert (alpha[users:] == torch.tensor(0.2, dtype=alpha.dtype)).all()
         assert not (alpha[:users] == 0.2).all()
 
-    def test_what_was_learned_row_by_row_goes_along(self, kind: str, share: str) -> None:
-        stream_trained = updater_of(kind, made(share=share), toy_batches()[:8])
-        updater = updater_of(kind, made(share=share))
+    def test_what_was_learned_row_by_row_goes_along(self, kind: str) -> None:
+        stream_trained = updater_of(kind, made(), toy_batches()[:8])
+        updater = updater_of(kind, made())
         updater.take_over(stream_trained.meta_training())
         for key in ("alpha", "alpha_moment_1", "alpha_moment_2", "alpha_steps"):
             for table, values in stored(stream_trained, key).items():
@@ -213,21 +211,18 @@ class TestLazyRates:
         for batch in toy_batches()[:4]:
             updater.learn(batch)
 
-    def test_meta_training_with_another_share_is_refused(self, kind: str, share: str) -> None:
-        other = {"scalar": "row", "row": "scalar"}[share]
-        stream_trained = updater_of(kind, made(share=share), toy_batches()[:3])
-        updater = updater_of(kind, made(share=other))
-        with pytest.raises(CheckpointError, match="no meta-training of 'metasgd' with these settings"):
+    def test_meta_training_with_another_share_is_refused(self, kind: str) -> None:
+        stream_trained = updater_of(kind, made(), toy_batches()[:3])
+        updater = updater_of(kind, made(share="dim"))
+        with pytest.raises(CheckpointError, match="not the meta-model"):
             updater.take_over(stream_trained.meta_training())
-        with pytest.raises(CheckpointError, match=r"no meta-training|not the meta-model"):
-            updater.take_over(updater_of(kind, made(share="table"), toy_batches()[:3]).meta_training())
+        with pytest.raises(CheckpointError, match="no meta-training of 'metasgd' with these settings"):
+            stream_trained.take_over(updater.meta_training())
 
 
 @EVERY_KIND
 class TestShares:
-    @pytest.mark.parametrize(
-        ("share", "reduction"), [*product(SHARES, ["sum", "row_mean"]), ("scalar", "mean"), ("table", "mean")]
-    )
+    @pytest.mark.parametrize(("share", "reduction"), [*product(SHARES, ["sum", "row_mean"]), ("scalar", "mean")])
     def test_the_matrix_is_constant_along_a_parameter_and_explains_the_step(
         self, kind: str, share: str, reduction: str
     ) -> None:
@@ -252,7 +247,7 @@ class TestShares:
             realised = rates.rows[:, here].reshape(n, slots, dim)
             step = replace(gradient, gradient=realised * gradient.gradient).summed(len(old))
             torch.testing.assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
-            distinct = {"scalar": len(torch.unique(rows)) * dim, "row": len(torch.unique(rows)), "dim": dim, "table": 1}
+            distinct = {"scalar": len(torch.unique(rows)) * dim, "dim": dim}
             assert len(torch.unique(rates.raw[:, here])) == distinct[share]
         assert repeated > 3
         for wide in situation.evidence.shared_gradients:
@@ -264,7 +259,7 @@ class TestShares:
 
     def test_rates_may_turn_negative_only_as_they_are(self, kind: str) -> None:
         for param, negative in (("raw", True), ("softplus", False)):
-            strategy = made(alpha_init=0.01, alpha_param=param, meta_lr=0.3, share="row")
+            strategy = made(alpha_init=0.01, alpha_param=param, meta_lr=0.3)
             updater = updater_of(kind, strategy, toy_batches())
             lowest = min(float(strategy._rates(values).min()) for values in stored(updater).values())
             assert (lowest < 0) == negative

@@ -38,14 +38,12 @@ from situations import assert_close, situation_of
 SMALL = {"width": 12}
 FORMS: dict[str, dict[str, Any]] = {
     "bounded": {},
-    "added": {"bounded": False},
     "plain": {"residual": False},
 }
 EVERY_FORM = pytest.mark.parametrize("form", FORMS)
 OPTIONS: dict[str, dict[str, Any]] = {
     **FORMS,
     "adam": {"optimizer": "adam_lazy", "lr": 0.02},
-    "adam, added": {"optimizer": "adam_lazy", "lr": 0.02, "bounded": False},
     "decay of rows": {"weight_decay": 0.1},
     "row mean": {"reduction": "row_mean", "shared_reduction": "sum"},
     "batch mean": {"reduction": "mean", "shared_reduction": "mean", "lr": 3.0},
@@ -149,7 +147,6 @@ class TestMetaGradient:
 
 @EVERY_KIND
 class TestStep:
-    @pytest.mark.parametrize("bounded", [True, slow(False)])
     @pytest.mark.parametrize(
         ("ours", "plain"),
         [
@@ -162,10 +159,10 @@ class TestStep:
         ids=["sum", "mean", "shared sum", "adam", "decay"],
     )
     def test_it_starts_as_default_with_the_same_optimiser(
-        self, kind: str, ours: dict[str, Any], plain: dict[str, Any], bounded: bool
+        self, kind: str, ours: dict[str, Any], plain: dict[str, Any]
     ) -> None:
         """With the residual the strategy starts as Default with the same optimiser."""
-        merging = Updater(recommender_of(kind), made(**ours, bounded=bounded, meta_lr=0.0), seed=7)
+        merging = Updater(recommender_of(kind), made(**ours, meta_lr=0.0), seed=7)
         default = Updater(recommender_of(kind), Default(plain), seed=7)
         for batch in toy_batches()[:6]:
             merging.learn(batch)
@@ -184,7 +181,7 @@ class TestStep:
             old, new = situation.values[table], plain[table]
             if table in EMBEDDINGS[kind]:
                 said = strategy._transfers[table](old, new).detach()
-                new = {"bounded": new + (new - old) * said.tanh(), "added": new + said, "plain": said}[form]
+                new = {"bounded": new + (new - old) * said.tanh(), "plain": said}[form]
             assert_close(values, new, rtol=1e-11, atol=1e-13, msg=table)
 
     @EVERY_FORM
@@ -215,7 +212,7 @@ class TestRates:
         updater = updater_of(kind, made(**settings), past, noise=0.5, phi_noise=0.3)
         return updater, situation_of(updater, batch)[1], updater.learning_rates(batch)
 
-    @pytest.mark.parametrize("option", ["bounded", "added", "plain", "adam", "row mean"])
+    @pytest.mark.parametrize("option", ["bounded", "plain", "adam", "row mean"])
     def test_they_explain_the_step_wherever_there_is_a_gradient(self, kind: str, option: str) -> None:
         updater, situation, rates = self.rates(kind, **OPTIONS[option])
         proposed, at, compared = updater.strategy.propose(situation).values, 0, 0

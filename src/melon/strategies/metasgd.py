@@ -25,14 +25,14 @@ _ADAM = Adam()
 
 
 class MetaSGDSettings(LearnedSettings):
-    """`share` is what has one rate: an entry, a row, a column of a table, or a whole table.
+    """`share` is what has one rate: an entry, or a column of a table.
 
     `alpha_param="softplus"` keeps rates above zero and moves small ones by small amounts; `raw` lets them turn
     negative.
     """
 
     meta_lr: float = Field(0.01, ge=0)
-    share: Literal["scalar", "row", "dim", "table"] = "scalar"
+    share: Literal["scalar", "dim"] = "scalar"
     alpha_init: float = Field(0.3, ge=0)
     alpha_param: Literal["raw", "softplus"] = Field("softplus", validate_default=True)
     reduction: GradientReduction = "sum"
@@ -56,21 +56,19 @@ class MetaSGD(LearnedStrategy):
     @property
     def by_row(self) -> bool:
         """Whether rates belong to rows; then they live in the updater's tables, and grow and rest with the rows."""
-        return self.settings.share in ("scalar", "row")
+        return self.settings.share == "scalar"
 
     def build(self, specs: Mapping[str, TableSpec], parameters: Parameters) -> None:
-        widths = {name: spec.dim if self.settings.share == "dim" else 1 for name, spec in specs.items()}
-        for name, width in widths.items() if not self.by_row else ():
-            parameters.uniform(alpha_name(name), 1, width, 0.0, self._start)
+        for name, spec in specs.items() if not self.by_row else ():
+            parameters.uniform(alpha_name(name), 1, spec.dim, 0.0, self._start)
 
     def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
         if not self.by_row:
             return {}
-        width = 1 if self.settings.share == "row" else None
         return {
-            _ALPHA: RowStateSpec(self._start, width, learned=True),
-            _FIRST: RowStateSpec(0.0, width, learned=True),
-            _SECOND: RowStateSpec(0.0, width, learned=True),
+            _ALPHA: RowStateSpec(self._start, learned=True),
+            _FIRST: RowStateSpec(learned=True),
+            _SECOND: RowStateSpec(learned=True),
             _STEPS: RowStateSpec(0.0, 1, learned=True),
         }
 

@@ -74,7 +74,6 @@ def _published(name: str) -> dict[str, Form]:
 
 _PAPER_SML = {
     "residual": False,
-    "bounded": False,
     "width": 512,
     "optimizer": "adam_lazy",
     "lr": 0.01,
@@ -157,7 +156,7 @@ _ENTRIES = (
                 "alpha_init": _RATES,
                 "half_life": HALF_LIVES,
                 "meta_lr": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
-                "share": ("scalar", "row", "dim", "table"),
+                "share": ("scalar", "dim"),
                 "reduction": ("sum", "row_mean"),
             },
             ({"alpha_init": 0.3, "meta_lr": 0.01}, {"alpha_init": 0.3, "meta_lr": 0.003, "share": "dim"}),
@@ -210,7 +209,6 @@ _ENTRIES = (
                 "half_life": HALF_LIVES,
                 "meta_lr": (0.0001, 0.0003, 0.001, 0.003, 0.01),
                 "optimizer": ("sgd", "adam_lazy"),
-                "bounded": (True, False),
             },
             ({"lr": 0.3, "meta_lr": 0.001}, {"lr": 1.0, "meta_lr": 0.001}),
         ),

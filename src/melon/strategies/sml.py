@@ -34,8 +34,7 @@ class SMLSettings(LearnedSettings):
     weight_decay: float = Field(0.0, ge=0)
     reduction: GradientReduction = "sum"  # of rows of users and items
     shared_reduction: GradientReduction = "row_mean"  # of weights that every interaction touches
-    residual: bool = True  # the merged row is the fine-tuned one plus what T says, from 0 on; else it is T alone
-    bounded: bool = True  # with the residual: tanh T times the row's own step is added, rather than T itself
+    residual: bool = True  # the merged row is the fine-tuned one plus tanh T times its own step; else it is T alone
     width: Width = 512
     meta_lr: float = Field(1e-3, ge=0)
 
@@ -43,7 +42,7 @@ class SMLSettings(LearnedSettings):
 class SML(LearnedOptimizerStrategy):
     """θ' = T(θ, ŵ) for the embeddings that the batch touches, ŵ being θ after a plain step; all else is that step.
 
-    With the residual it is ŵ + T(θ, ŵ), or ŵ + (ŵ − θ) ⊙ tanh T(θ, ŵ) where that is bounded, and starts as ŵ. Every
+    With the residual it is ŵ + (ŵ − θ) ⊙ tanh T(θ, ŵ), and starts as ŵ. Every
     table of embeddings has a network of its own: one for users and one for items in a matrix factorisation, four in
     NCF, which is our extension (the paper has none there).
     """
@@ -99,21 +98,19 @@ class SML(LearnedOptimizerStrategy):
             if table in self._transfers:
                 # T's inputs are constants, as all features are.
                 transferred = self._transfers[table](before.detach(), after.detach())
-                if self.settings.residual and self.settings.bounded:
-                    transferred = torch.tanh(transferred) * (after - before)
-                after = after + transferred if self.settings.residual else transferred
+                own_step = torch.tanh(transferred) * (after - before)
+                after = after + own_step if self.settings.residual else transferred
             values[table] = old.index_copy(0, rows, after)
         return values
 
 
 class StreamTrainedSMLSettings(SMLSettings, UnrolledSettings):
-    """Where T is a factor on a plain step: the forms in which it stands alone have no plain step to start from."""
+    """Where T is a factor on a plain step: the form in which it stands alone has no plain step to start from."""
 
     form: Literal["stream"] = "stream"
     optimizer: Literal["sgd"] = "sgd"
     weight_decay: float = Field(0.0, ge=0, le=0)
     residual: Literal[True] = True
-    bounded: Literal[True] = True
     passes: int = Field(60, ge=0)
     meta_training_lr: float = Field(0.01, gt=0)
 
