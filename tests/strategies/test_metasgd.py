@@ -163,7 +163,7 @@ class TestLazyRates:
         return updater, before
 
     def test_rates_outside_both_batches_keep_their_bytes(self, kind: str) -> None:
-        updater, before = self.stepped(kind, share)
+        updater, before = self.stepped(kind)
         for key, tables in before.items():
             for table, values in stored(updater, key).items():
                 role = updater.recommender.tables[table].spec.role
@@ -174,7 +174,7 @@ class TestLazyRates:
                     assert moved == self.MET[role] or "mlp" in table, (key, table)
 
     def test_the_step_is_that_of_adam_with_a_count_for_each_row(self, kind: str) -> None:
-        updater, before = self.stepped(kind, share, meta_lr=0.02, meta_clip=0.1, meta_weight_decay=0.01)
+        updater, before = self.stepped(kind, meta_lr=0.02, meta_clip=0.1, meta_weight_decay=0.01)
         for table, alpha in stored(updater).items():
             role = updater.recommender.tables[table].spec.role
             counts = stored(updater, "alpha_steps")[table]
