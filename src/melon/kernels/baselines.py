@@ -10,42 +10,8 @@ import math
 
 import numpy as np
 
-from melon.kernels.types import (
-    DOUBLE,
-    DOUBLE_TABLE,
-    DOUBLES,
-    INT,
-    INT_TABLE,
-    INTS,
-    SINGLE_TABLE,
-    SINGLES,
-    SMALL_INT_TABLE,
-    SMALL_INTS,
-    Signature,
-)
+from melon.kernels.types import FloatTable, IntTable, SingleTable, SmallIntTable
 from melon.types import Floats, Ints, Singles, SmallInts
-
-#: Where a column goes: scratch, where each line starts, items and values.
-_OUT: Signature = (SMALL_INTS, INTS, SMALL_INTS, SINGLES)
-_COLUMN: Signature = (INTS, SMALL_INTS, SINGLES)
-SIGNATURES: dict[str, Signature] = {
-    "chain": (INTS, INTS, INTS, INT),
-    "own_column": (INTS, INTS, SMALL_INTS, INTS, DOUBLE, *_OUT),
-    "met_column": (
-        *(SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_TABLE, DOUBLE, INT_TABLE, DOUBLES, DOUBLE, DOUBLE, INT, *_OUT),
-    ),
-    "session_column": (
-        *(SMALL_INT_TABLE, INTS, INT, SMALL_INT_TABLE, INTS, INT, INTS, INT_TABLE, DOUBLES, INT, INT, SMALL_INTS),
-        *_OUT,
-    ),
-    "add_column": (*_COLUMN, DOUBLE, DOUBLE_TABLE),
-    "pick_column": (*_COLUMN, INT_TABLE, DOUBLE, SMALL_INTS, DOUBLE_TABLE),
-    "join_columns": (INT_TABLE, INTS, SMALL_INTS, SINGLES, SMALL_INTS, INTS, SMALL_INTS, SINGLE_TABLE),
-    "rank_mixtures": (
-        *(INTS, SMALL_INTS, SINGLE_TABLE, DOUBLE_TABLE, DOUBLES, DOUBLES, INTS, INTS, SMALL_INTS, SMALL_INTS),
-        *(DOUBLE_TABLE, DOUBLE_TABLE),
-    ),
-}
 
 _FREE = np.int32(-1)
 
@@ -97,11 +63,11 @@ def own_column(
 
 
 def met_column(
-    ids: SmallInts,
-    counts: Singles,
-    recent: Singles,
+    ids: SmallIntTable,
+    counts: SingleTable,
+    recent: SingleTable,
     now: float,
-    lasts: Ints,
+    lasts: IntTable,
     totals: Floats,
     shrink: float,
     gain: float,
@@ -141,14 +107,14 @@ def met_column(
 
 
 def session_column(
-    user_ring: SmallInts,
+    user_ring: SmallIntTable,
     user_met: Ints,
     users_known: int,
-    item_ring: SmallInts,
+    item_ring: SmallIntTable,
     item_met: Ints,
     items_known: int,
     users: Ints,
-    lasts: Ints,
+    lasts: IntTable,
     totals: Floats,
     nearest: int,
     way: int,
@@ -199,7 +165,7 @@ def session_column(
         starts[n + 1] = _close(slots, items, values, start, count, 1.0)
 
 
-def add_column(starts: Ints, items: SmallInts, values: Singles, weight: float, out: Floats) -> None:
+def add_column(starts: Ints, items: SmallInts, values: Singles, weight: float, out: FloatTable) -> None:
     """Add a column, times a weight, to scores of all items."""
     for n in range(out.shape[0]):
         for at in range(starts[n], starts[n + 1]):
@@ -207,7 +173,7 @@ def add_column(starts: Ints, items: SmallInts, values: Singles, weight: float, o
 
 
 def pick_column(
-    starts: Ints, items: SmallInts, values: Singles, lines: Ints, weight: float, slots: SmallInts, out: Floats
+    starts: Ints, items: SmallInts, values: Singles, lines: IntTable, weight: float, slots: SmallInts, out: FloatTable
 ) -> None:
     """Add a column, times a weight, to scores of lines of candidates."""
     for n in range(out.shape[0]):
@@ -234,14 +200,14 @@ def _above(ordered: Floats, bound: float, equal: bool) -> int:
 
 
 def join_columns(
-    bounds: Ints,
+    bounds: IntTable,
     firsts: Ints,
     parts: SmallInts,
     parts_values: Singles,
     slots: SmallInts,
     starts: Ints,
     items: SmallInts,
-    table: Singles,
+    table: SingleTable,
 ) -> None:
     """Several columns of the same lines as one, with the value of each in every item: columns × items.
 
@@ -266,16 +232,16 @@ def join_columns(
 def rank_mixtures(
     starts: Ints,
     items: SmallInts,
-    table: Singles,
-    weights: Floats,
+    table: SingleTable,
+    weights: FloatTable,
     popular: Floats,
     ordered: Floats,
     targets: Ints,
     own_starts: Ints,
     own: SmallInts,
     slots: SmallInts,
-    ranks: Floats,
-    first_ranks: Floats,
+    ranks: FloatTable,
+    first_ranks: FloatTable,
 ) -> None:
     """The rank of each line's target by popularity + Σ weight · column, for several lines of weights, in both tracks.
 

@@ -8,39 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.kernels.seen import SEEN, PairsSeen, _holds
-from melon.kernels.types import (
-    DOUBLE,
-    DOUBLE_TABLE,
-    DOUBLES,
-    FLAGS,
-    INT,
-    INT_TABLE,
-    INTS,
-    SINGLE_TABLE,
-    SINGLES,
-    Signature,
-)
+from melon.kernels.seen import PairsSeen, _holds
+from melon.kernels.types import FloatTable, IntTable, ScoreTable, SingleTable
 from melon.types import Flags, Floats, Ints, Scores, Singles
-
-#: Users, allowed items, pairs seen, and where the best rows go.
-_TOP: Signature = (INTS, FLAGS, SEEN, INT_TABLE)
-
-#: Users, allowed items, pairs seen, the target of each line, and where the counts go.
-_RANKED: Signature = (*_TOP[:-1], INTS, INT_TABLE)
-
-SIGNATURES: dict[str, Signature] = {
-    "products": (SINGLE_TABLE, SINGLES, SINGLE_TABLE, INT, SINGLES, SINGLES, SINGLE_TABLE),
-    "counted": (DOUBLE_TABLE, INTS, INTS, INT, INTS, SINGLE_TABLE, SINGLE_TABLE),
-    "top": (SINGLE_TABLE, *_TOP, SINGLE_TABLE, INTS),
-    "count_better": (SINGLE_TABLE, *_RANKED),
-    "decayed": (INTS, INTS, SINGLES, INT, DOUBLE),
-    "most_counted": (DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, INTS, INTS, INT_TABLE, DOUBLE_TABLE),
-}
-DOUBLES_TOO: dict[str, Signature] = {
-    "top": (DOUBLE_TABLE, *_TOP, DOUBLE_TABLE, INTS),
-    "count_better": (DOUBLE_TABLE, *_RANKED),
-}
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 #: Items that are worked on at a time, so that they stay in the core's own cache; scores that are looked at together.
@@ -139,12 +109,12 @@ def _sorted(best: Scores, items: Ints, held: int) -> None:
 
 
 def top(
-    scores: Scores,
+    scores: ScoreTable,
     users: Ints,
     allowed: Flags,
     seen: PairsSeen,
-    rows: Ints,
-    values: Scores,
+    rows: IntTable,
+    values: ScoreTable,
     counts: Ints,
 ) -> int:
     """The best columns of each line, best first, of equal scores the lower column first; -1, or a line that is broken.
@@ -161,7 +131,9 @@ def top(
     return -1
 
 
-def count_better(scores: Scores, users: Ints, allowed: Flags, seen: PairsSeen, targets: Ints, counts: Ints) -> int:
+def count_better(
+    scores: ScoreTable, users: Ints, allowed: Flags, seen: PairsSeen, targets: Ints, counts: IntTable
+) -> int:
     """For each line, how many other columns score higher than its target and how many the same: of all that are
     allowed, then of those whose pair with the line's user is new. Returns -1, or a line with a NaN or an infinity.
     """
@@ -189,15 +161,15 @@ def count_better(scores: Scores, users: Ints, allowed: Flags, seen: PairsSeen, t
 
 
 def most_counted(
-    counts: Floats,
+    counts: FloatTable,
     first: Ints,
     last: Ints,
     rates: Floats,
     events: int,
     kinds: Ints,
     items: Ints,
-    rows: Ints,
-    values: Floats,
+    rows: IntTable,
+    values: FloatTable,
 ) -> int:
     """Those of some items whose decayed counts of some kinds are highest, kind by kind, in no order; returns how many.
 
@@ -227,7 +199,7 @@ def most_counted(
 
 
 def products(
-    factors: Singles, own: Singles, values: Singles, known: int, decay: Singles, bias: Singles, out: Singles
+    factors: SingleTable, own: Singles, values: SingleTable, known: int, decay: Singles, bias: Singles, out: SingleTable
 ) -> None:
     """factors[n] · values[i] · decay[i] + bias[i] + own[n] for every n and i; items from `known` on have no row.
 
@@ -255,7 +227,7 @@ def products(
 
 
 def counted(
-    counts: Floats, first: Ints, last: Ints, events: int, changed: Ints, by_kind: Singles, since: Singles
+    counts: FloatTable, first: Ints, last: Ints, events: int, changed: Ints, by_kind: SingleTable, since: SingleTable
 ) -> None:
     """Copy counts of items as of their last interactions, kind × items; and since when each was last and first seen.
 

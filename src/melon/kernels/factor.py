@@ -7,26 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from melon.kernels.types import (
-    DOUBLE,
-    INT,
-    INT_TABLE,
-    INTS,
-    RANGE,
-    SINGLE,
-    SINGLE_TABLE,
-    SINGLES,
-    SMALL_INTS,
-    Fields,
-    Signature,
-)
+from melon.kernels.types import IntTable, SingleTable
 from melon.types import Ints, Singles, SmallInts
 
 
 class StoredRows(NamedTuple):
     """A table of rows (`Table.arrays`): values, last touches, and the half-life of idle rows, 0 without time decay."""
 
-    values: Singles
+    values: SingleTable
     touched: Ints
     half_life: float
 
@@ -39,16 +27,6 @@ class TouchedRows(NamedTuple):
 
 
 _F0, _F1 = np.float32(0), np.float32(1)
-_ROWS: Fields = Fields(StoredRows, (SINGLE_TABLE, INTS, DOUBLE))
-_TOUCHED: Fields = Fields(TouchedRows, (SMALL_INTS, INTS))
-
-#: Arguments of every step behind its lines: decay, now, stored rows, room for touched rows, and blocks for new ones.
-STEP: Signature = (SINGLES, INT, *[_ROWS] * 3, *[_TOUCHED] * 2, *[SINGLE_TABLE] * 3)
-SIGNATURES: dict[str, Signature] = {
-    "pairwise_batches": (INTS, INT_TABLE, INT, SINGLE, SINGLE, *[SINGLE_TABLE] * 3, *[SMALL_INTS] * 2),
-    "scores": (INTS, INT_TABLE, RANGE, INT, *[_ROWS] * 4, SINGLE_TABLE),
-    "plain_step": (INTS, INT_TABLE, SINGLE, *STEP),
-}
 
 
 def _dot(one: Singles, other: Singles) -> np.float32:
@@ -147,9 +125,9 @@ def _found(
 
 
 def plain_step(
-    users: Ints, items: Ints, rate: np.float32, decay: Singles, now: int, stored_users: StoredRows,
+    users: Ints, items: IntTable, rate: np.float32, decay: Singles, now: int, stored_users: StoredRows,
     stored_items: StoredRows, stored_bias: StoredRows, touched_users: TouchedRows, touched_items: TouchedRows,
-    new_users: Singles, new_items: Singles, new_bias: Singles,
+    new_users: SingleTable, new_items: SingleTable, new_bias: SingleTable,
 ) -> tuple[int, int, float, float, float, float]:  # fmt: skip
     """One step on the pairwise loss of a batch (docs/methods.md 2.1, 3.1), written beside the tables.
 
@@ -190,8 +168,9 @@ def _begin(row: Singles, slope: np.float32, direction: Singles) -> None:
 
 
 def pairwise_batches(
-    users: Ints, items: Ints, batch: int, lr: np.float32, l2: np.float32, user_factors: Singles, item_factors: Singles,
-    item_bias: Singles, user_visits: SmallInts, item_visits: SmallInts,
+    users: Ints, items: IntTable, batch: int, lr: np.float32, l2: np.float32,
+    user_factors: SingleTable, item_factors: SingleTable, item_bias: SingleTable,
+    user_visits: SmallInts, item_visits: SmallInts,
 ) -> float:  # fmt: skip
     """Pre-train in batches (docs/methods.md 8.5), each from the rows as they are at its start; returns summed losses.
 
@@ -240,8 +219,8 @@ def _left(rows: StoredRows, row: int, now: int) -> np.float32:
 
 
 def scores(
-    users: Ints, items: Ints, known: tuple[int, int], now: int, user_factors: StoredRows, item_factors: StoredRows,
-    item_bias: StoredRows, user_bias: StoredRows, out: Singles,
+    users: Ints, items: IntTable, known: tuple[int, int], now: int, user_factors: StoredRows, item_factors: StoredRows,
+    item_bias: StoredRows, user_bias: StoredRows, out: SingleTable,
 ) -> None:  # fmt: skip
     """p_u · q_i + b_u + b_i from storage; rows from `known` on are absent and read as the zeros that stand there.
 

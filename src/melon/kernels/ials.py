@@ -6,31 +6,15 @@ import math
 
 import numpy as np
 
-from melon.kernels.types import (
-    DOUBLE,
-    DOUBLE_TABLE,
-    INT,
-    INTS,
-    SINGLE_TABLE,
-    SMALL_INT_TABLE,
-    SMALL_INTS,
-    Signature,
-)
+from melon.kernels.types import FloatTable, SingleTable, SmallIntTable
 from melon.types import Floats, Ints, Singles, SmallInts
 
 #: Steps of conjugate gradients that a row makes towards the solution when the stream touches it.
 STEPS = 3
 
-_PARTNERS: Signature = (INTS, INTS, INTS)
-SIGNATURES: dict[str, Signature] = {
-    "last_partners": (SMALL_INT_TABLE, INTS, INT, *[INTS] * 3, SMALL_INTS, INTS, INTS),
-    "solve": (*_PARTNERS, SINGLE_TABLE, DOUBLE_TABLE, DOUBLE, DOUBLE, SINGLE_TABLE, DOUBLE_TABLE),
-    "follow": (*_PARTNERS, SINGLE_TABLE, DOUBLE_TABLE, DOUBLE, DOUBLE, SINGLE_TABLE, DOUBLE_TABLE),
-}
-
 
 def last_partners(
-    rings: SmallInts,
+    rings: SmallIntTable,
     met: Ints,
     known: int,
     touched: Ints,
@@ -70,12 +54,12 @@ def solve(
     rows: Ints,
     starts: Ints,
     partners: Ints,
-    others: Singles,
-    gram: Floats,
+    others: SingleTable,
+    gram: FloatTable,
     missing: float,
     reg: float,
-    own: Singles,
-    own_gram: Floats,
+    own: SingleTable,
+    own_gram: FloatTable,
 ) -> None:
     """Solve (missing · gram + Σ v vᵀ + λ) x = Σ v for each row over its partners' rows v, and keep `own_gram` = Σ x xᵀ.
 
@@ -107,12 +91,12 @@ def follow(
     rows: Ints,
     starts: Ints,
     partners: Ints,
-    others: Singles,
-    gram: Floats,
+    others: SingleTable,
+    gram: FloatTable,
     missing: float,
     reg: float,
-    own: Singles,
-    own_gram: Floats,
+    own: SingleTable,
+    own_gram: FloatTable,
 ) -> None:
     """Bring each row nearer to what `solve` gives, by STEPS conjugate gradients from where it stands.
 

@@ -30,7 +30,7 @@ from melon.kernels import (
 )
 from melon.kernels.melon import online, pairs, rates
 from melon.kernels.meta_training import backward, forms, forward
-from melon.kernels.types import Signature
+from melon.kernels.types import Signature, doubled, signatures
 
 
 @dataclass(frozen=True)
@@ -93,32 +93,68 @@ def _decorated(function: ast.FunctionDef, kind: str) -> ast.FunctionDef:
 
 
 MODULES = {
-    "stream": KernelModule("the kernels of a stream", (seen, stream), stream.SIGNATURES, exact=True),
-    "neighbours": KernelModule("the kernels of neighbours", (neighbours,), neighbours.SIGNATURES, exact=True),
-    "factor": KernelModule("the kernels of a factorised score", (factor,), factor.SIGNATURES),
+    "stream": KernelModule(
+        "the kernels of a stream",
+        (seen, stream),
+        signatures(
+            *(stream.remember, stream.find, stream.place, stream.contains, stream.append, stream.negatives),
+            *(stream.head_lines, stream.candidates),
+        ),
+        exact=True,
+    ),
+    "neighbours": KernelModule(
+        "the kernels of neighbours",
+        (neighbours,),
+        signatures(neighbours.count_items, neighbours.meetings, neighbours.meet),
+        exact=True,
+    ),
+    "factor": KernelModule(
+        "the kernels of a factorised score",
+        (factor,),
+        signatures(factor.pairwise_batches, factor.scores, factor.plain_step),
+    ),
     "meta_training": KernelModule(
         "the kernels of meta-training",
         (arithmetic, factor, rates, forms, forward, backward),
-        forms.SIGNATURES,
+        signatures(forward.forward, backward.backward),
         takes="about half a minute",
     ),
     "rates": KernelModule(
-        "the kernels of learned rates", (arithmetic, factor, rates, online), online.SIGNATURES, inlined=True
+        "the kernels of learned rates",
+        (arithmetic, factor, rates, online),
+        signatures(online.line_facts, online.rated_step),
+        inlined=True,
     ),
     "lists": KernelModule(
         "the kernels of lists",
         (seen, best, quantised, blend_head, blend_lists),
-        {**best.SIGNATURES, **quantised.SIGNATURES, **blend_lists.SIGNATURES},
-        best.DOUBLES_TOO,
+        signatures(
+            *(best.products, best.counted, best.top, best.count_better, best.decayed, best.most_counted),
+            *(quantised.quantise, quantised.quantised_scan),
+        )
+        | blend_lists.SIGNATURES,
+        doubled(signatures(best.top, best.count_better)),
     ),
-    "baselines": KernelModule("the kernels of simple list methods", (baselines,), baselines.SIGNATURES, exact=True),
+    "baselines": KernelModule(
+        "the kernels of simple list methods",
+        (baselines,),
+        signatures(
+            *(baselines.chain, baselines.own_column, baselines.met_column, baselines.session_column),
+            *(baselines.add_column, baselines.pick_column, baselines.join_columns, baselines.rank_mixtures),
+        ),
+        exact=True,
+    ),
     "own_items": KernelModule("the kernels of users' own items", (own_items,), own_items.SIGNATURES, exact=True),
-    "ials": KernelModule("the kernels of implicit ALS", (ials,), ials.SIGNATURES),
+    "ials": KernelModule(
+        "the kernels of implicit ALS", (ials,), signatures(ials.last_partners, ials.solve, ials.follow)
+    ),
     "blend": KernelModule(
         "the kernels of the blend's inputs and head",
         (factor, neighbours, blend_head, blend_inputs),
         {**blend_head.SIGNATURES, **blend_inputs.SIGNATURES},
     ),
     "profiles": KernelModule("the kernels of profiles", (profiles,), profiles.SIGNATURES),
-    "pairs": KernelModule("the kernels of MeLON as published", (arithmetic, pairs), pairs.SIGNATURES),
+    "pairs": KernelModule(
+        "the kernels of MeLON as published", (arithmetic, pairs), signatures(pairs.pair_rates, pairs.pair_rates_back)
+    ),
 }

@@ -6,19 +6,7 @@ import math
 
 import numpy as np
 
-from melon.kernels.types import (
-    DOUBLE,
-    DOUBLE_TABLE,
-    DOUBLES,
-    FLAG,
-    INT,
-    INTS,
-    SINGLE_TABLE,
-    SINGLES,
-    SMALL_INT_TABLE,
-    SMALL_INTS,
-    Signature,
-)
+from melon.kernels.types import FloatTable, SingleTable, SmallIntTable
 from melon.types import Floats, Ints, Singles, SmallInts
 
 #: An empty slot.
@@ -26,18 +14,8 @@ EMPTY = -1
 _FREE = np.int32(EMPTY)
 _SIGN, _LARGEST = np.int32(31), np.int32(0x7FFFFFFF)
 
-_SLOTS: Signature = (SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_TABLE)
-#: Which event lets which earlier item meet its own, and what a meeting overwrites: slot, neighbour and its counts.
-_MEETINGS: Signature = (INTS, INTS, INTS)
-_BEFORE: Signature = (SMALL_INTS, SMALL_INTS, SINGLES, SINGLES)
-SIGNATURES: dict[str, Signature] = {
-    "count_items": (DOUBLE_TABLE, INTS, INTS, DOUBLES, INTS, INT),
-    "meetings": (SMALL_INT_TABLE, INTS, INT, INTS, INTS, INT, SMALL_INTS, INTS, INTS, INTS),
-    "meet": (*_SLOTS, *_MEETINGS, INT, DOUBLE, DOUBLE, FLAG, SMALL_INTS, *_BEFORE),
-}
 
-
-def count_items(counts: Floats, first: Ints, last: Ints, rates: Floats, items: Ints, event: int) -> None:
+def count_items(counts: FloatTable, first: Ints, last: Ints, rates: Floats, items: Ints, event: int) -> None:
     """Count items one by one, from an event on: a count decays from its item's last interaction to this one."""
     for n in range(items.size):
         item, moment = items[n], event + n
@@ -50,7 +28,7 @@ def count_items(counts: Floats, first: Ints, last: Ints, rates: Floats, items: I
 
 
 def meetings(
-    ring: SmallInts, met: Ints, known: int, users: Ints, items: Ints, reach: int, latest: SmallInts, before: Ints,
+    ring: SmallIntTable, met: Ints, known: int, users: Ints, items: Ints, reach: int, latest: SmallInts, before: Ints,
     events: Ints, earlier: Ints,
 ) -> tuple[int, np.int64]:  # fmt: skip
     """Which event of a run lets which earlier item of its user meet its own item, newest first.
@@ -125,7 +103,7 @@ def _by_row(events: Ints, earlier: Ints, items: Ints, ways: int, latest: SmallIn
 
 
 def meet(
-    ids: SmallInts, counts: Singles, recent: Singles, events: Ints, earlier: Ints, items: Ints, first: int,
+    ids: SmallIntTable, counts: SingleTable, recent: SingleTable, events: Ints, earlier: Ints, items: Ints, first: int,
     half_life: float, reference: float, both_ways: bool, latest: SmallInts,
     slots: SmallInts, old_ids: SmallInts, old_counts: Singles, old_recent: Singles,
 ) -> None:  # fmt: skip

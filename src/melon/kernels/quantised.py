@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.kernels.best import _TOP, _better, _offer
+from melon.kernels.best import _better, _offer
 from melon.kernels.seen import PairsSeen
-from melon.kernels.types import DOUBLE, INT, INTS, ROWS, SINGLE, SINGLE_TABLE, SINGLES, TINY_INT_CUBE, Signature
+from melon.kernels.types import IntTable, SingleTable, TinyIntCube
 from melon.types import Flags, Ints, Singles, TinyInts
 
 #: Rows of items stand in blocks, dimensions × items, so that a vector holds one dimension of many items.
@@ -19,24 +19,18 @@ _MOST, _EXACT = 127.0, 16_777_215.0
 #: Dimensions that are taken together; rows are filled up with zeros.
 TOGETHER = 4
 
-_COPY: Signature = (TINY_INT_CUBE, SINGLES, SINGLES)
-SIGNATURES: dict[str, Signature] = {
-    "quantise": (INTS, SINGLE_TABLE, INTS, DOUBLE, INT, SINGLE_TABLE, INTS, DOUBLE, INT, *_COPY),
-    "quantised_scan": (*ROWS, INT, INT, *_COPY, SINGLE, SINGLE, *_TOP, SINGLE_TABLE, INTS),
-}
-
 
 def quantise(
     rows: Ints,
-    vectors: Singles,
+    vectors: SingleTable,
     touched: Ints,
     half_life: float,
     reference: int,
-    biases: Singles,
+    biases: SingleTable,
     bias_touched: Ints,
     bias_half_life: float,
     bias_reference: int,
-    codes: TinyInts,
+    codes: TinyIntCube,
     scales: Singles,
     bias: Singles,
 ) -> None:
@@ -96,12 +90,12 @@ def _read(
 
 
 def quantised_scan(
-    user_vectors: Singles,
+    user_vectors: SingleTable,
     user_touched: Ints,
     user_half_life: float,
     users_known: int,
     now: int,
-    codes: TinyInts,
+    codes: TinyIntCube,
     scales: Singles,
     bias: Singles,
     factor: np.float32,
@@ -109,8 +103,8 @@ def quantised_scan(
     users: Ints,
     allowed: Flags,
     seen: PairsSeen,
-    rows: Ints,
-    values: Singles,
+    rows: IntTable,
+    values: SingleTable,
     counts: Ints,
 ) -> int:
     """The best items by p_u · q_i + b_i, to the precision of codes and in no order; -1, or a line that is broken.

@@ -7,30 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.kernels.seen import _EMPTY, _GOLDEN, _LOW, SEEN, PairsSeen, _first_slot, _holds, _slot, _taken
-from melon.kernels.types import (
-    FLAG,
-    FLAG_TABLE,
-    FLAGS,
-    INT,
-    INT_TABLE,
-    INTS,
-    SMALL_INT_TABLE,
-    WORD,
-    Signature,
-)
-from melon.types import Flags, Ints, SmallInts
-
-SIGNATURES: dict[str, Signature] = {
-    "remember": (SMALL_INT_TABLE, INTS, INTS, INTS),
-    "find": (SEEN, INTS, INTS),
-    "place": (SEEN, INTS),
-    "contains": (SEEN, INTS, FLAGS),
-    "append": (SMALL_INT_TABLE, INTS, SMALL_INT_TABLE, INTS, SEEN, INTS, INTS),
-    "negatives": (SEEN, WORD, INT, INT, INTS, INTS, INT_TABLE),
-    "head_lines": (SEEN, WORD, INT, INTS, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAG_TABLE),
-    "candidates": (SEEN, INTS, FLAG, WORD, INT, INT, INTS, INTS, INTS, INTS, INT_TABLE, FLAGS),
-}
+from melon.kernels.seen import _EMPTY, _GOLDEN, _LOW, PairsSeen, _first_slot, _holds, _slot, _taken
+from melon.kernels.types import FlagTable, IntTable, SmallIntTable
+from melon.types import Flags, Ints
 
 _STRIDE = np.uint64(0xD1B54A32D192ED03)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -55,7 +34,7 @@ def _below(word: np.uint64, bound: int) -> np.int64:
     return np.int64((word >> _U32) * np.uint64(bound) >> _U32)
 
 
-def remember(ring: SmallInts, met: Ints, rows: Ints, partners: Ints) -> None:
+def remember(ring: SmallIntTable, met: Ints, rows: Ints, partners: Ints) -> None:
     """Let each row meet its partner, in order."""
     for n in range(rows.size):
         row = rows[n]
@@ -88,7 +67,7 @@ def contains(seen: PairsSeen, keys: Ints, held: Flags) -> None:
 
 
 def append(
-    of_users: SmallInts, users_met: Ints, of_items: SmallInts, items_met: Ints, seen: PairsSeen, users: Ints,
+    of_users: SmallIntTable, users_met: Ints, of_items: SmallIntTable, items_met: Ints, seen: PairsSeen, users: Ints,
     items: Ints,
 ) -> int:  # fmt: skip
     """Let users and items meet, in order; returns how many pairs are new."""
@@ -104,7 +83,7 @@ def append(
     return new
 
 
-def negatives(seen: PairsSeen, root: np.uint64, pool: int, tries: int, users: Ints, keys: Ints, lines: Ints) -> int:
+def negatives(seen: PairsSeen, root: np.uint64, pool: int, tries: int, users: Ints, keys: Ints, lines: IntTable) -> int:
     """Fill lines, which begin with the item taken, with draws that are neither it nor among the pairs.
 
     Each place takes the first good one of its own draws, or -1; returns how many got none.
@@ -126,7 +105,7 @@ def negatives(seen: PairsSeen, root: np.uint64, pool: int, tries: int, users: In
 
 def head_lines(
     seen: PairsSeen, root: np.uint64, pool: int, items_met: Ints, known: int, users: Ints, items: Ints, events: Ints,
-    taken: Ints, lines: Ints, allowed: Flags,
+    taken: Ints, lines: IntTable, allowed: FlagTable,
 ) -> int:  # fmt: skip
     """Lines of draws beside each item that was taken before; returns how many there are.
 
@@ -153,7 +132,7 @@ def head_lines(
 
 def candidates(
     seen: PairsSeen, since: Ints, ever: bool, root: np.uint64, pool: int, tries: int, lines: Ints, events: Ints,
-    users: Ints, items: Ints, negatives: Ints, short: Flags,
+    users: Ints, items: Ints, negatives: IntTable, short: Flags,
 ) -> None:  # fmt: skip
     """Fill lines with distinct draws that their users had not taken; says which lines are short of some.
 

@@ -1,26 +1,47 @@
-"""Arguments of kernels: their types, as numba writes them.
+"""Arguments of kernels: their types, as numba writes them, from the annotations of the functions.
 
-`::1` marks the axis along which an array has no gaps.
+An array has one axis unless its name says otherwise. `::1` marks the axis along which an array has no gaps.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
-INT, WORD, FLAG, SINGLE, DOUBLE = "int64", "uint64", "boolean", "float32", "float64"
-#: A first and a last number.
-RANGE = "UniTuple(int64, 2)"
-INTS, INT_TABLE = "int64[::1]", "int64[:, ::1]"
-SMALL_INTS, SMALL_INT_TABLE = "int32[::1]", "int32[:, ::1]"
-TINY_INT_CUBE = "int8[:, :, ::1]"
-FLAGS, FLAG_TABLE = "boolean[::1]", "boolean[:, ::1]"
-SINGLES, SINGLE_TABLE, SINGLE_CUBE = "float32[::1]", "float32[:, ::1]", "float32[:, :, ::1]"
-WORDS, WORD_TABLE, WORD_CUBE = "uint64[::1]", "uint64[:, ::1]", "uint64[:, :, ::1]"
-DOUBLES, DOUBLE_TABLE, DOUBLE_CUBE = "float64[::1]", "float64[:, ::1]", "float64[:, :, ::1]"
+import numpy as np
+import numpy.typing as npt
 
+from melon.types import Flags, Floats, Ints, Scores, Singles, SmallInts, TinyInts
 
-#: A table of rows (`Table.arrays`): values, last touches, and the half-life of idle rows, 0 where they do not decay.
-ROWS: Signature = (SINGLE_TABLE, INTS, DOUBLE)
+#: Numbers of the compiled kernels, which are single precision; tests run them in double precision, too.
+Numbers: TypeAlias = npt.NDArray[np.floating]
+IntTable: TypeAlias = Annotated[Ints, "int64[:, ::1]"]
+SmallIntTable: TypeAlias = Annotated[SmallInts, "int32[:, ::1]"]
+TinyIntCube: TypeAlias = Annotated[TinyInts, "int8[:, :, ::1]"]
+FlagTable: TypeAlias = Annotated[Flags, "boolean[:, ::1]"]
+SingleTable: TypeAlias = Annotated[Singles, "float32[:, ::1]"]
+SingleCube: TypeAlias = Annotated[Singles, "float32[:, :, ::1]"]
+NumberTable: TypeAlias = Annotated[Numbers, "float32[:, ::1]"]
+NumberCube: TypeAlias = Annotated[Numbers, "float32[:, :, ::1]"]
+ScoreTable: TypeAlias = Annotated[Scores, "float32[:, ::1]"]
+FloatTable: TypeAlias = Annotated[Floats, "float64[:, ::1]"]
+FloatCube: TypeAlias = Annotated[Floats, "float64[:, :, ::1]"]
+
+_WRITTEN: dict[Any, str] = {
+    int: "int64",
+    float: "float64",
+    bool: "boolean",
+    np.int64: "int64",
+    np.uint64: "uint64",
+    np.float32: "float32",
+    tuple[int, int]: "UniTuple(int64, 2)",
+    Ints: "int64[::1]",
+    SmallInts: "int32[::1]",
+    Flags: "boolean[::1]",
+    Singles: "float32[::1]",
+    Numbers: "float32[::1]",
+    Floats: "float64[::1]",
+}
 
 
 class Fields(NamedTuple):
@@ -31,3 +52,40 @@ class Fields(NamedTuple):
 
 
 Signature = tuple[str | Fields, ...]
+
+
+def signatures(*kernels: Callable[..., Any]) -> dict[str, Signature]:
+    """What each kernel takes, by its name."""
+    return {kernel.__name__: tuple(map(_written, _hints(kernel))) for kernel in kernels}
+
+
+def fields(of: type) -> Fields:
+    """A named tuple as an argument."""
+    return Fields(of, tuple(map(_written, _hints(of))))
+
+
+def doubled(given: dict[str, Signature]) -> dict[str, Signature]:
+    """The same in double precision."""
+    return {
+        name: tuple(each.replace("float32", "float64") if isinstance(each, str) else each for each in signature)
+        for name, signature in given.items()
+    }
+
+
+def _hints(of: Any) -> list[Any]:
+    return [hint for name, hint in get_type_hints(of, include_extras=True).items() if name != "return"]
+
+
+def _written(hint: Any) -> str | Fields:
+    if hasattr(hint, "__metadata__"):
+        return str(hint.__metadata__[0])
+    return fields(hint) if hasattr(hint, "_fields") else _WRITTEN[hint]
+
+
+# Of kernels that write their arguments out.
+INT, SINGLE, DOUBLE = "int64", "float32", "float64"
+INTS, INT_TABLE = "int64[::1]", "int64[:, ::1]"
+SMALL_INTS, SMALL_INT_TABLE = "int32[::1]", "int32[:, ::1]"
+FLAGS, FLAG_TABLE = "boolean[::1]", "boolean[:, ::1]"
+SINGLES, SINGLE_TABLE, SINGLE_CUBE = "float32[::1]", "float32[:, ::1]", "float32[:, :, ::1]"
+DOUBLES, DOUBLE_TABLE = "float64[::1]", "float64[:, ::1]"

@@ -7,18 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from melon.kernels.factor import STEP, StoredRows, TouchedRows, _found, _halved, _moved, _read, _shrunk
-from melon.kernels.melon.rates import LINE, MODEL, Line, RateModel, rate_line, see_line
-from melon.kernels.types import (
-    DOUBLES,
-    INT,
-    INT_TABLE,
-    INTS,
-    SINGLE_CUBE,
-    SINGLE_TABLE,
-    Fields,
-    Signature,
-)
+from melon.kernels.factor import StoredRows, TouchedRows, _found, _halved, _moved, _read, _shrunk
+from melon.kernels.melon.rates import Line, RateModel, rate_line, see_line
+from melon.kernels.types import IntTable, SingleCube, SingleTable
 from melon.types import Floats, Ints, Singles
 
 
@@ -30,22 +21,17 @@ class LineStatistics(NamedTuple):
     """
 
     users_met: Ints
-    items_met: Ints
+    items_met: IntTable
     users_touched: Ints
     items_touched: Ints
     now: int
-    counts: Singles
+    counts: SingleTable
     half_lives: Floats
     events: int
 
 
 #: What the first part of an event's number counts.
 _PART = float(1 << 20)
-_STATISTICS: Fields = Fields(LineStatistics, (INTS, INT_TABLE, INTS, INTS, INT, SINGLE_TABLE, DOUBLES, INT))
-SIGNATURES: dict[str, Signature] = {
-    "line_facts": (INTS, INT_TABLE, _STATISTICS, SINGLE_CUBE),
-    "rated_step": (INTS, INT_TABLE, SINGLE_CUBE, MODEL, LINE, *STEP),
-}
 
 
 def _times(rows: Ints, row: int) -> int:
@@ -53,7 +39,7 @@ def _times(rows: Ints, row: int) -> int:
     return int(np.searchsorted(rows, row, side="right") - np.searchsorted(rows, row))
 
 
-def line_facts(users: Ints, items: Ints, known: LineStatistics, out: Singles) -> None:
+def line_facts(users: Ints, items: IntTable, known: LineStatistics, out: SingleCube) -> None:
     """Facts of each touch as it is before the batch (`melon.strategies.melon.rates.row_facts`): n × slots × facts."""
     (lines, width), sorted_users, sorted_items = items.shape, np.sort(users), np.sort(items.reshape(-1))
     for n in range(lines):
@@ -90,9 +76,9 @@ def _take(row: Singles, weights: Singles, gradient: Singles) -> None:
 
 
 def rated_step(
-    users: Ints, items: Ints, facts: Singles, model: RateModel, line: Line, decay: Singles, now: int,
+    users: Ints, items: IntTable, facts: SingleCube, model: RateModel, line: Line, decay: Singles, now: int,
     stored_users: StoredRows, stored_items: StoredRows, stored_bias: StoredRows, touched_users: TouchedRows,
-    touched_items: TouchedRows, new_users: Singles, new_items: Singles, new_bias: Singles,
+    touched_items: TouchedRows, new_users: SingleTable, new_items: SingleTable, new_bias: SingleTable,
 ) -> tuple[int, int, float, float, float, float]:  # fmt: skip
     """As `melon.kernels.factor.plain_step`, with a rate of the model for each gradient of each line."""
     of_user, of_item, n_users, n_items = _found(users, items, touched_users, touched_items)

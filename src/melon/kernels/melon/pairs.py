@@ -9,17 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from melon.kernels.arithmetic import log, logistic
-from melon.kernels.types import DOUBLE_TABLE, DOUBLES, SINGLE_CUBE, SINGLE_TABLE, SINGLES, Signature
+from melon.kernels.types import FloatTable, SingleCube, SingleTable
 from melon.types import Floats, Singles
 
-#: θ and gradient, terms of lines (hidden, logits), and weights (first, second, its bias, head).
-_PAIRS: Signature = (*[SINGLE_TABLE] * 6, SINGLES, SINGLE_TABLE)
-SIGNATURES: dict[str, Signature] = {
-    "pair_rates": (*_PAIRS, SINGLE_CUBE),
-    "pair_rates_back": (
-        *_PAIRS, SINGLE_CUBE, SINGLE_TABLE, SINGLE_TABLE, DOUBLE_TABLE, DOUBLE_TABLE, DOUBLES, DOUBLE_TABLE
-    ),
-}  # fmt: skip
 #: Pairs that are worked on at a time.
 TILE = 512
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
@@ -120,8 +112,8 @@ def _logits(
 
 
 def pair_rates(
-    theta: Singles, gradient: Singles, hidden: Singles, logits: Singles, first: Singles, second: Singles,
-    bias: Singles, head: Singles, out: Singles,
+    theta: SingleTable, gradient: SingleTable, hidden: SingleTable, logits: SingleTable,
+    first: SingleTable, second: SingleTable, bias: Singles, head: SingleTable, out: SingleCube,
 ) -> None:  # fmt: skip
     """w and f of every line and entry: 2 × lines × entries. θ has a row for each line, or one for all."""
     width, entries = bias.size, gradient.shape[1]
@@ -140,9 +132,10 @@ def pair_rates(
 
 
 def pair_rates_back(
-    theta: Singles, gradient: Singles, hidden: Singles, logits: Singles, first: Singles, second: Singles,
-    bias: Singles, head: Singles, by: Singles, to_hidden: Singles, to_logits: Singles, to_first: Floats,
-    to_second: Floats, to_bias: Floats, to_head: Floats,
+    theta: SingleTable, gradient: SingleTable, hidden: SingleTable, logits: SingleTable,
+    first: SingleTable, second: SingleTable, bias: Singles, head: SingleTable, by: SingleCube,
+    to_hidden: SingleTable, to_logits: SingleTable, to_first: FloatTable,
+    to_second: FloatTable, to_bias: Floats, to_head: FloatTable,
 ) -> None:  # fmt: skip
     """Add to the gradients of all weights and terms, from ∂J by w and f (2 × lines × entries)."""
     width, entries = bias.size, gradient.shape[1]

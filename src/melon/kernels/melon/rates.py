@@ -7,26 +7,14 @@ columns of `roles` are these vectors and then these biases. Arrays have the prec
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from melon.kernels.arithmetic import exp, log, tanh
 from melon.kernels.factor import _dot, _pairwise
-from melon.kernels.types import (
-    DOUBLE_CUBE,
-    DOUBLE_TABLE,
-    DOUBLES,
-    INTS,
-    SINGLE_CUBE,
-    SINGLE_TABLE,
-    SINGLES,
-    Fields,
-)
+from melon.kernels.types import FloatCube, FloatTable, NumberCube, Numbers, NumberTable
 from melon.types import Floats, Ints
-
-Numbers: TypeAlias = npt.NDArray[np.floating]
 
 #: No logarithm of a rate is larger than this, and losses are read from here on.
 MOST_LOG_RATE, LEAST_LOSS = 3.0, 1e-8
@@ -50,20 +38,20 @@ class RateModel(NamedTuple):
     """
 
     roles: Ints
-    weights: Numbers
-    out: Numbers
+    weights: NumberCube
+    out: NumberTable
     knots: Floats
-    splines: Floats
-    slopes: Floats
+    splines: FloatTable
+    slopes: FloatTable
     scales: Numbers
 
 
 class RateSlopes(NamedTuple):
     """∂J by φ, as in `RateModel`."""
 
-    weights: Floats
-    out: Floats
-    splines: Floats
+    weights: FloatCube
+    out: FloatTable
+    splines: FloatTable
 
 
 class Line(NamedTuple):
@@ -74,29 +62,29 @@ class Line(NamedTuple):
     `later` ∂J by those after it. `work` is room for some rows.
     """
 
-    theta: Numbers
-    gradient: Numbers
-    weights: Numbers
+    theta: NumberTable
+    gradient: NumberTable
+    weights: NumberTable
     bias: Numbers
     bias_weights: Numbers
     scores: Numbers
     slopes: Numbers
-    unit_theta: Numbers
-    unit_gradient: Numbers
-    seen: Numbers
-    sums: Numbers
-    inputs: Numbers
-    units: Numbers
-    norms: Numbers
-    by_theta: Numbers
-    by_gradient: Numbers
+    unit_theta: NumberTable
+    unit_gradient: NumberTable
+    seen: NumberTable
+    sums: NumberTable
+    inputs: NumberCube
+    units: NumberCube
+    norms: NumberTable
+    by_theta: NumberTable
+    by_gradient: NumberTable
     by_bias: Numbers
     by_slopes: Numbers
-    by_norms: Numbers
+    by_norms: NumberTable
     by_sums: Numbers
-    later: Numbers
+    later: NumberTable
     later_bias: Numbers
-    work: Numbers
+    work: NumberTable
 
     @classmethod
     def room(cls, slots: int, like: Numbers) -> Line:
@@ -109,15 +97,6 @@ class Line(NamedTuple):
             np.zeros((slots, UNITS, dim), kind), np.zeros((slots, 5), kind), rows[5], rows[6], each[4], each[5],
             np.zeros((slots, 3), kind), np.zeros(1 + UNITS, kind), rows[7], each[6], np.zeros((5, dim), kind),
         )  # fmt: skip
-
-
-MODEL: Fields = Fields(RateModel, (INTS, SINGLE_CUBE, SINGLE_TABLE, DOUBLES, DOUBLE_TABLE, DOUBLE_TABLE, SINGLES))
-LINE: Fields = Fields(
-    Line,
-    (*[SINGLE_TABLE] * 3, *[SINGLES] * 4, *[SINGLE_TABLE] * 4, *[SINGLE_CUBE] * 2, *[SINGLE_TABLE] * 3, *[SINGLES] * 2,
-     SINGLE_TABLE, SINGLES, SINGLE_TABLE, SINGLES, SINGLE_TABLE),
-)  # fmt: skip
-SLOPES: Fields = Fields(RateSlopes, (DOUBLE_CUBE, *[DOUBLE_TABLE] * 2))
 
 
 def _sum(values: Numbers) -> Any:

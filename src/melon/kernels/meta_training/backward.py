@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from melon.kernels.factor import _dot
-from melon.kernels.melon.rates import Numbers, line_back
+from melon.kernels.melon.rates import line_back
 from melon.kernels.meta_training.forms import (
     ABSENT,
     LN2,
@@ -17,6 +17,7 @@ from melon.kernels.meta_training.forms import (
     Tape,
 )
 from melon.kernels.meta_training.forward import decay_item, decayed_to, move, rated, score, softmax, widest
+from melon.kernels.types import Numbers
 from melon.types import Floats
 
 

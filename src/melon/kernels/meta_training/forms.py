@@ -5,21 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from melon.kernels.melon.rates import LINE, MODEL, SLOPES, Line, Numbers, RateModel, RateSlopes
-from melon.kernels.types import (
-    DOUBLE,
-    DOUBLES,
-    FLAGS,
-    INT_TABLE,
-    INTS,
-    SINGLE_CUBE,
-    SINGLE_TABLE,
-    SINGLES,
-    SMALL_INT_TABLE,
-    Fields,
-    Signature,
-)
-from melon.types import Flags, Floats, Ints, SmallInts
+from melon.kernels.melon.rates import Line, RateModel, RateSlopes
+from melon.kernels.types import IntTable, NumberCube, Numbers, NumberTable, SmallIntTable
+from melon.types import Flags, Floats, Ints
 
 #: In the place of a candidate: an item without a row, and an item taken that is not predicted.
 ABSENT, UNPREDICTED = -1, -2
@@ -39,22 +27,22 @@ class MetaTrainingStream(NamedTuple):
     now: Ints
     users: Ints
     known: Flags
-    items: Ints
-    candidates: SmallInts
+    items: IntTable
+    candidates: SmallIntTable
     user_rows: Ints
     user_ends: Ints
     user_at: Ints
     item_rows: Ints
     item_ends: Ints
-    items_at: Ints
-    facts: Numbers
+    items_at: IntTable
+    facts: NumberCube
 
 
 class MetaTrainingRows(NamedTuple):
     """Compact rows: of users, of items, the items' biases, and when each item was last touched."""
 
-    users: Numbers
-    items: Numbers
+    users: NumberTable
+    items: NumberTable
     bias: Numbers
     touched: Ints
 
@@ -73,11 +61,11 @@ class MetaTrainingStep(NamedTuple):
 class Tape(NamedTuple):
     """What a way forward records: touched rows before they changed, and dot products of candidates."""
 
-    users: Numbers
-    items: Numbers
+    users: NumberTable
+    items: NumberTable
     bias: Numbers
     idle: Ints
-    dots: Numbers  # n × candidates
+    dots: NumberTable  # n × candidates
 
 
 class Slopes(NamedTuple):
@@ -87,21 +75,3 @@ class Slopes(NamedTuple):
     decay: Floats
     half_lives: Floats
     temperature: Floats
-
-
-_STREAM: Fields = Fields(
-    MetaTrainingStream,
-    (INTS, INTS, INTS, FLAGS, INT_TABLE, SMALL_INT_TABLE, INTS, INTS, INTS, INTS, INTS, INT_TABLE, SINGLE_CUBE),
-)
-_ROWS: Fields = Fields(MetaTrainingRows, (SINGLE_TABLE, SINGLE_TABLE, SINGLES, INTS))
-_ARGUMENTS: Signature = (
-    _STREAM,
-    _ROWS,
-    Fields(MetaTrainingStep, (MODEL, LINE, SINGLES, DOUBLES)),
-    Fields(Tape, (SINGLE_TABLE, SINGLE_TABLE, SINGLES, INTS, SINGLE_TABLE)),
-    DOUBLE,
-)
-SIGNATURES: dict[str, Signature] = {
-    "forward": _ARGUMENTS,
-    "backward": (*_ARGUMENTS, _ROWS, Fields(Slopes, (SLOPES, DOUBLES, DOUBLES, DOUBLES))),
-}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from melon.kernels.factor import _dot
-from melon.kernels.melon.rates import Numbers, rate_line, see_line
+from melon.kernels.melon.rates import rate_line, see_line
 from melon.kernels.meta_training.forms import (
     ABSENT,
     LN2,
@@ -17,6 +17,7 @@ from melon.kernels.meta_training.forms import (
     MetaTrainingStream,
     Tape,
 )
+from melon.kernels.types import Numbers
 from melon.types import Floats, Ints
 
 

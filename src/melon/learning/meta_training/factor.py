@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from melon.kernels.melon.rates import Line, Numbers
+from melon.kernels.melon.rates import Line
 from melon.kernels.meta_training.forms import (
     MetaTrainingRows,
     MetaTrainingStep,
@@ -13,6 +13,7 @@ from melon.kernels.meta_training.forms import (
     Tape,
 )
 from melon.kernels.policy import Kernels
+from melon.kernels.types import Numbers
 from melon.learning.meta_training.record import Draw, RecordedStream
 from melon.models.base import Recommender
 from melon.models.plain import TAUGHT
