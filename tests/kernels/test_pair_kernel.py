@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from melon.strategies.melon.pairs import PairNetwork, rates, shared_move
+from melon.strategies.melon.published import PairNetwork, rates, shared_move
 
 
 def drawn(width: int, lines: int, entries: int, inputs: int = 3) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -41,7 +41,7 @@ def test_rates_and_their_gradients(width: int, lines: int, entries: int, inputs:
 
 @pytest.mark.parametrize("at_once", [1 << 18, 100])
 def test_a_weight_that_all_units_touch(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("melon.strategies.melon.pairs.PAIRS_AT_ONCE", at_once)
+    monkeypatch.setattr("melon.strategies.melon.published.PAIRS_AT_ONCE", at_once)
     theta, gradient, network = drawn(20, 9, 48)
     by, found = torch.randn(48, generator=torch.Generator().manual_seed(9)), list[list[Tensor]]()
     for dtype in (torch.float32, torch.float64):

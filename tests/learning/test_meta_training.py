@@ -11,9 +11,9 @@ from meta_training_scenes import SLOW_KERNELS, ahead, behind, exact_functions, i
 
 from melon.errors import LearningError
 from melon.kernels import policy
-from melon.learning.meta_training import stream as stream_meta_training
+from melon.learning.meta_training import autograd as stream_meta_training
+from melon.learning.meta_training.autograd import GenericMetaTraining
 from melon.learning.meta_training.factor import FactorMetaTraining
-from melon.learning.meta_training.generic import GenericMetaTraining
 from melon.learning.meta_training.loop import meta_train, meta_train_through, meta_training_candidates
 from melon.learning.meta_training.record import record
 from melon.models.bpr import BPR

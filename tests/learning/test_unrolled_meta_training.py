@@ -8,7 +8,7 @@ import pytest
 from meta_training_scenes import ahead, behind, stream
 
 from melon.errors import SettingsError
-from melon.learning.meta_training.learned import UnrolledMetaTraining
+from melon.learning.meta_training.autograd import UnrolledMetaTraining
 from melon.learning.meta_training.loop import meta_train_through, meta_training_candidates
 from melon.learning.meta_training.record import record
 from melon.learning.updater import Updater

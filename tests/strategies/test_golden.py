@@ -11,7 +11,7 @@ from melon.learning.step import Offered
 from melon.learning.updater import Updater
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
-from melon.strategies.melon import pairs as pair_function
+from melon.strategies.melon import published as pair_function
 from melon.strategies.melon.published import PublishedMeLON
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.batch import Batch

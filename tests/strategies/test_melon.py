@@ -26,7 +26,7 @@ from melon.errors import SettingsError
 from melon.learning.updater import Updater
 from melon.strategies.base import LearningRates
 from melon.strategies.default import Default
-from melon.strategies.melon import pairs
+from melon.strategies.melon import published as pairs
 from melon.strategies.melon.published import PublishedStrategy
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.batch import Batch, batch_of

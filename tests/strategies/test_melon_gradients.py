@@ -9,7 +9,7 @@ from torch import Tensor
 
 from melon.strategies.base import Situation
 from melon.strategies.learned import LearnedStrategy, MetaLoss
-from melon.strategies.melon import pairs
+from melon.strategies.melon import published as pairs
 from melon.strategies.registry import MELON_PRESETS
 from situations import assert_close
 

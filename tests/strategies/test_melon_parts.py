@@ -12,8 +12,7 @@ from melon.learning.updater import Updater
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
 from melon.strategies.base import Surroundings
-from melon.strategies.melon.network import BIASES, SPREADS, InteractionModel, PairModel, PublishedSettings
-from melon.strategies.melon.pairs import rates
+from melon.strategies.melon.published import BIASES, SPREADS, InteractionModel, PairModel, PublishedSettings, rates
 from melon.strategies.parameters import Parameters, preprocess
 from melon.strategies.registry import MELON_PRESETS
 from melon.stream.history import History

@@ -21,6 +21,7 @@ from melon.kernels import (
     blend_lists,
     factor,
     ials,
+    meta_training,
     neighbours,
     own_items,
     profiles,
@@ -29,7 +30,6 @@ from melon.kernels import (
     stream,
 )
 from melon.kernels.melon import online, pairs, rates
-from melon.kernels.meta_training import backward, forms, forward
 from melon.kernels.types import Signature, doubled, signatures
 
 
@@ -115,8 +115,8 @@ MODULES = {
     ),
     "meta_training": KernelModule(
         "the kernels of meta-training",
-        (arithmetic, factor, rates, forms, forward, backward),
-        signatures(forward.forward, backward.backward),
+        (arithmetic, factor, rates, meta_training),
+        signatures(meta_training.forward, meta_training.backward),
         takes="about half a minute",
     ),
     "rates": KernelModule(

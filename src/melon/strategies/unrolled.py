@@ -48,7 +48,7 @@ class UnrolledStrategy(LearnedStrategy):
 
     def half_lives(self, specs: Mapping[str, TableSpec]) -> dict[str, float]:
         """Learned, from the one in the settings on: log₂ of each table's half-life moves by `half_life_speed` · φ."""
-        return {name: float(value) for name, value in self.open_half_lives(specs, self.parameters()).items()}
+        return {name: float(value.detach()) for name, value in self.open_half_lives(specs, self.parameters()).items()}
 
     @property
     def phi(self) -> Phi:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from melon.kernels.melon.rates import Line
-from melon.kernels.meta_training.forms import (
+from melon.kernels.meta_training import (
     MetaTrainingRows,
     MetaTrainingStep,
     MetaTrainingStream,

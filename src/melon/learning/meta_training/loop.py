@@ -67,10 +67,10 @@ def meta_train_through(updater: Updater, batches: Sequence[Batch], candidates: C
         if recommender.factorised:
             kernels = policy.load("meta_training")
             return meta_train(strategy, FactorMetaTraining(recommender, strategy, recorded, kernels).run)
-        from melon.learning.meta_training.generic import GenericMetaTraining
+        from melon.learning.meta_training.autograd import GenericMetaTraining
 
         return meta_train(strategy, GenericMetaTraining(recommender, strategy, recorded).run)
-    from melon.learning.meta_training.learned import UnrolledMetaTraining
+    from melon.learning.meta_training.autograd import UnrolledMetaTraining
     from melon.strategies.unrolled import UnrolledStrategy
 
     assert isinstance(strategy, UnrolledStrategy)

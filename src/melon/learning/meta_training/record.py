@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from melon.errors import LearningError
-from melon.kernels.meta_training.forms import ABSENT, UNPREDICTED
+from melon.kernels.meta_training import ABSENT, UNPREDICTED
 from melon.learning.step import Offers
 from melon.strategies.melon.rates import HALF_LIVES, batch_facts
 from melon.stream.batch import Batch

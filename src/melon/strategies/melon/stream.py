@@ -25,7 +25,7 @@ class MeLONSettings(StreamTrainedSettings):
         """Settings from plain values; one of the other form is refused with the way to it."""
         unknown = [name for name in values if name not in cls.model_fields]
         if unknown:
-            from melon.strategies.melon.network import PublishedSettings  # which needs PyTorch
+            from melon.strategies.melon.published import PublishedSettings  # which needs PyTorch
 
             for name in set(unknown) & PublishedSettings.model_fields.keys():
                 raise SettingsError(f"{owner}: {name} is a setting of its published form; choose preset = paper.")
