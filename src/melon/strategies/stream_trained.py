@@ -244,3 +244,25 @@ class StreamTrainedStrategy(Strategy):
         assert situation.around is not None
         stored = situation.row_state[self.rates.item_tables[0]][_RECENT].detach().cpu().numpy()
         return RecentCounts(stored, situation.around.history.events)
+
+
+class StreamTrainedMWNet(StreamTrainedStrategy):
+    """One rate for each interaction, from its loss alone."""
+
+    name = "mwnet"
+    unseen = tuple(name for name in INPUTS if name != "loss")
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.one(specs)
+
+
+class StreamTrainedMetaSGD(StreamTrainedStrategy):
+    """One rate for each table, whatever the interaction."""
+
+    name = "metasgd"
+    unseen = INPUTS
+    decays = False
+
+    def roles(self, specs: Mapping[str, TableSpec]) -> Roles:
+        return Roles.by_table(specs)
