@@ -14,7 +14,7 @@ from torch import Tensor
 
 from melon.data.interactions import Interactions
 from melon.data.synthetic import synthetic_stream
-from melon.kernels import meta_training
+from melon.kernels import meta_training as kernels
 from melon.kernels.melon import rates as rate_kernels
 from melon.learning.meta_training.autograd import GenericMetaTraining
 from melon.learning.meta_training.loop import meta_training_candidates
@@ -27,7 +27,7 @@ from melon.stream.batch import Batch, batch_of
 from melon.stream.split import batches
 
 #: The kernels as they are written, run by Python: slow, and in any precision.
-SLOW_KERNELS = SimpleNamespace(forward=meta_training.forward, backward=meta_training.backward)
+SLOW_KERNELS = SimpleNamespace(forward=kernels.forward, backward=kernels.backward)
 BEFORE, SIZE = 60, 13
 
 
@@ -120,7 +120,7 @@ def _predicted(
     )
     for line in range(first, last):
         items = recorded.candidates[line]
-        if items[0] == meta_training.UNPREDICTED:
+        if items[0] == kernels.UNPREDICTED:
             continue
         scores = []
         for item in items.tolist():
@@ -128,7 +128,7 @@ def _predicted(
             for name, spec in meta_training._specs.items():
                 rows = decayed.get(name, values[name])
                 row = int(recorded.users[line]) if spec.role == "user" else item
-                there = bool(recorded.known[line]) if spec.role == "user" else item != meta_training.ABSENT
+                there = bool(recorded.known[line]) if spec.role == "user" else item != kernels.ABSENT
                 read[name] = rows if spec.role == "shared" else rows[[row]] * there
             one = torch.zeros((1, 1), dtype=torch.long)
             scores.append(meta_training._model.scores(read, one, one)[0, 0])
