@@ -9,7 +9,7 @@ Starts `melon serve` on loopback with a model of that size, waits until it has l
 `benchmarks/load.py` (open loop, latency from when a request was due), one rate after another. It runs on the same
 machine; its CPU is told apart from that of the service. A rate may be named several times. `learned` counts the events
 that the served model knows when the last answer has come. `list_cpu_ms` is measured beforehand in one process: lists
-under the service's rules, each 1, 8 or 16 made together, also right after an update.
+under the service's rules, each 1, 8 or 16 made together, also right after an update. `disk` is what the service left behind.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from melon.service.log.events import LogReader
+from melon.service.log.steps import StepReader
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -171,9 +174,13 @@ def main() -> None:
         pids = children(service.pid)
         report["loads"] = [{"asked": lists, **measured(url, pids, lists, args)} for lists in args.lists]
         report |= {"cores": os.cpu_count(), "settings": {name: str(value) for name, value in vars(args).items()}}
-        print(json.dumps(report, indent=1))
         service.send_signal(signal.SIGTERM)
         service.wait(120)
+        files = {str(path.relative_to(folder)): path.stat().st_size for path in Path(folder, "live").rglob("*.*")}
+        with LogReader(Path(folder, "live")) as log, StepReader(Path(folder, "live")) as steps:
+            last = steps.last()
+            report["disk"] = {"events": log.last()[1], "steps": 0 if last is None else last.number, "bytes": files}
+        print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -33,16 +33,16 @@ class PostgresServer:
 
     def __init__(self, options: str = "") -> None:
         self._programs = programs()
-        self._folder = Path(tempfile.mkdtemp(prefix="melon-postgres-"))
-        self._user = "nobody" if os.geteuid() == 0 else None
-        if self._user is not None:
-            os.chown(self._folder, pwd.getpwnam(self._user).pw_uid, -1)
-        self._folder.chmod(0o700)
+        self.folder = Path(tempfile.mkdtemp(prefix="melon-postgres-"))
+        self.user = "nobody" if os.geteuid() == 0 else None
+        if self.user is not None:
+            os.chown(self.folder, pwd.getpwnam(self.user).pw_uid, -1)
+        self.folder.chmod(0o700)
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             self.port = one.getsockname()[1]
         self._run("initdb", "--auth=trust", "--username=melon", "--no-sync", "--encoding=UTF8", "--locale=C")
-        with (self._folder / "data" / "postgresql.conf").open("a") as file:
+        with (self.folder / "data" / "postgresql.conf").open("a") as file:
             file.write(
                 f"\nlisten_addresses = '127.0.0.1'\nport = {self.port}\nunix_socket_directories = ''\n{options}\n"
             )
@@ -52,14 +52,14 @@ class PostgresServer:
         return f"postgresql://melon@127.0.0.1:{self.port}/postgres?schema={schema}"
 
     def start(self) -> None:
-        self._run("pg_ctl", "--log", str(self._folder / "log"), "--wait", "start")
+        self._run("pg_ctl", "--log", str(self.folder / "log"), "--wait", "start")
 
     def stop(self, mode: str = "fast") -> None:
         self._run("pg_ctl", "--wait", "--mode", mode, "stop")
 
     def kill(self) -> None:
         """End the server at once, as a power cut would, and wait until it is gone."""
-        number = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+        number = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
         os.kill(number, signal.SIGKILL)
         while Path(f"/proc/{number}").exists():
             time.sleep(0.02)
@@ -67,8 +67,8 @@ class PostgresServer:
     def remove(self) -> None:
         with suppress(subprocess.CalledProcessError):  # it was stopped by the test
             self.stop("immediate")
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, program: str, *words: str) -> None:
-        command = [str(self._programs / program), "-D", str(self._folder / "data"), *words]
-        subprocess.run(command, check=True, user=self._user, cwd="/", capture_output=program == "initdb")
+        command = [str(self._programs / program), "-D", str(self.folder / "data"), *words]
+        subprocess.run(command, check=True, user=self.user, cwd="/", capture_output=program == "initdb")

