@@ -9,7 +9,8 @@ Starts `melon serve` on loopback with a model of that size, waits until it has l
 `benchmarks/load.py` (open loop, latency from when a request was due), one rate after another. It runs on the same
 machine; its CPU is told apart from that of the service. A rate may be named several times. `learned` counts the events
 that the served model knows when the last answer has come. `list_cpu_ms` is measured beforehand in one process: lists
-under the service's rules, each 1, 8 or 16 made together, also right after an update. `disk` is what the service left behind.
+under the service's rules, each 1, 8 or 16 made together, also right after an update. `disk` is what the service left
+behind, as it is after an hour.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from melon.service.log.events import LogReader
-from melon.service.log.steps import StepReader
+from melon.service.log.events import EventLog
+from melon.service.log.files import BATCHES, EVENTS
+from melon.service.log.steps import StepBook
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -135,6 +137,17 @@ def measured(url: str, pids: dict[str, int], lists: float, args: argparse.Namesp
     return report
 
 
+def disk(live: Path) -> dict[str, int]:
+    """Events and steps of a service that has ended, and the bytes of both files as they are after an hour."""
+    with EventLog(live) as log, StepBook(live) as book:
+        book.thin(time.time())
+        for part in (log, book):
+            part._db.scrub(rewrite=True)
+        last = book.last()
+        sizes = {name: (live / name).stat().st_size for name in (EVENTS, BATCHES)}
+        return {"events": log.events, "steps": 0 if last is None else last.number, **sizes}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("items", 100_000), ("users", 200_000), ("dim", 64), ("batch", 10), ("connections", 32)):
@@ -176,10 +189,7 @@ def main() -> None:
         report |= {"cores": os.cpu_count(), "settings": {name: str(value) for name, value in vars(args).items()}}
         service.send_signal(signal.SIGTERM)
         service.wait(120)
-        files = {str(path.relative_to(folder)): path.stat().st_size for path in Path(folder, "live").rglob("*.*")}
-        with LogReader(Path(folder, "live")) as log, StepReader(Path(folder, "live")) as steps:
-            last = steps.last()
-            report["disk"] = {"events": log.last()[1], "steps": 0 if last is None else last.number, "bytes": files}
+        report["disk"] = disk(Path(folder, "live"))
         print(json.dumps(report, indent=1))
 
 
