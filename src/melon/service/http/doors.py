@@ -66,10 +66,11 @@ class DoorCall:
         return await parsed(body)
 
     async def objects(self) -> list[dict[str, Any]]:
-        """The body as a list of objects, at most as many as one request may bring."""
+        """The body as a list of objects, at most as many as one request may bring; one object is a list of one."""
         body = await self.json()
+        body = [body] if isinstance(body, dict) else body
         if not isinstance(body, list) or not all(isinstance(one, dict) for one in body):
-            raise ServiceError(400, "invalid", "The body must be a list of objects.")
+            raise ServiceError(400, "invalid", "The body must be an object, or a list of objects.")
         if len(body) > MOST_EVENTS:
             raise ServiceError(413, "batch_too_large", f"{len(body)} in one request; {MOST_EVENTS} are allowed.")
         return body

@@ -36,15 +36,10 @@ async def _insert_users(call: DoorCall) -> dict[str, int]:
     return await _stored(call, "user", users)
 
 
-async def _insert_user(call: DoorCall) -> dict[str, int]:
-    one = await _object(call)
-    return await _stored(call, "user", {str(call.backend.user(field(one, "UserId", 0))): user_profile(one)})
-
-
 async def _modify_user(call: DoorCall) -> dict[str, int]:
-    user, patch = str(call.user()), await _object(call)
+    user = str(call.user())
     known = await _profile(call, "user", user)
-    return await _stored(call, "user", {user: {**known, **user_profile({**known, **_given(patch)})}})
+    return await _stored(call, "user", {user: {**known, **user_profile({**known, **await _patch(call)})}})
 
 
 async def _get_user(call: DoorCall) -> dict[str, Any]:
@@ -69,10 +64,6 @@ async def _insert_items(call: DoorCall) -> dict[str, int]:
     return await _put_items(call, await call.objects())
 
 
-async def _insert_item(call: DoorCall) -> dict[str, int]:
-    return await _put_items(call, [await _object(call)])
-
-
 async def _put_items(call: DoorCall, given: list[dict[str, Any]]) -> dict[str, int]:
     profiles, facts = {}, dict[Id, Facts | None]()
     for index, one in enumerate(given):
@@ -87,8 +78,7 @@ async def _put_items(call: DoorCall, given: list[dict[str, Any]]) -> dict[str, i
 
 
 async def _modify_item(call: DoorCall) -> dict[str, int]:
-    patch = _given(await _object(call))
-    return await _put_items(call, [{**await _get_item(call), **patch, "ItemId": str(call.item())}])
+    return await _put_items(call, [{**await _get_item(call), **await _patch(call), "ItemId": str(call.item())}])
 
 
 async def _get_item(call: DoorCall) -> dict[str, Any]:
@@ -108,14 +98,10 @@ async def _delete_item(call: DoorCall) -> dict[str, int]:
     return await _stored(call, "item", {str(item): None})
 
 
-async def _put_category(call: DoorCall) -> dict[str, int]:
+async def _change_category(call: DoorCall) -> dict[str, int]:
     item, category = await _get_item(call), call.path("category")
-    return await _put_items(call, [{**item, "Categories": [*item["Categories"], category]}])
-
-
-async def _delete_category(call: DoorCall) -> dict[str, int]:
-    item, category = await _get_item(call), call.path("category")
-    return await _put_items(call, [{**item, "Categories": [one for one in item["Categories"] if one != category]}])
+    others = [one for one in item["Categories"] if one != category]
+    return await _put_items(call, [{**item, "Categories": others + [category] * (call.request.method == "PUT")}])
 
 
 def _shown(call: DoorCall, item: Id, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,15 +284,9 @@ def _reader(call: DoorCall) -> Id | None:
 # The rest.
 
 
-async def _object(call: DoorCall) -> dict[str, Any]:
-    body = await call.json()
-    if not isinstance(body, dict):
-        raise ServiceError(400, "invalid", "The body must be an object.")
-    return body
-
-
-def _given(patch: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in patch.items() if value is not None}
+async def _patch(call: DoorCall) -> dict[str, Any]:
+    """What a change names; null is no change."""
+    return {name: value for one in (await call.objects())[:1] for name, value in one.items() if value is not None}
 
 
 async def _profile(call: DoorCall, kind: Any, one: str) -> dict[str, Any]:
@@ -346,10 +326,10 @@ def _not_here(what: str, hint: str) -> ServiceError:
 def _routes() -> dict[str, tuple[Any, Handler]]:
     """Method and path of each handler, with the scope that its key needs; people's data need the scope admin."""
     write: dict[str, Handler] = {
-        "POST /user": _insert_user, "POST /users": _insert_users, "PATCH /user/{user}": _modify_user,
-        "POST /item": _insert_item, "POST /items": _insert_items, "PATCH /item/{item}": _modify_item,
-        "DELETE /item/{item}": _delete_item, "PUT /item/{item}/category/{category}": _put_category,
-        "DELETE /item/{item}/category/{category}": _delete_category, "POST /feedback": _insert_feedback,
+        "POST /user": _insert_users, "POST /users": _insert_users, "PATCH /user/{user}": _modify_user,
+        "POST /item": _insert_items, "POST /items": _insert_items, "PATCH /item/{item}": _modify_item,
+        "DELETE /item/{item}": _delete_item, "PUT /item/{item}/category/{category}": _change_category,
+        "DELETE /item/{item}/category/{category}": _change_category, "POST /feedback": _insert_feedback,
         "PUT /feedback": _insert_feedback, "DELETE /feedback/{user}/{item}": _delete_feedback,
         "DELETE /feedback/{type}/{user}/{item}": _delete_feedback,
     }  # fmt: skip

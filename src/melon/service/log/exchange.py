@@ -98,18 +98,18 @@ def copied(source: Place, target: Place) -> tuple[int, int]:
     return events, steps
 
 
-#: Tables of log and steps: what orders their rows, the columns that hold ids, and how many columns there are.
-_TABLES: dict[str, dict[str, tuple[str, tuple[int, ...], int]]] = {
+#: Tables of log and steps: what orders their rows, and the columns that hold ids.
+_TABLES: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     EVENTS: {
-        "events": ("offset", (1, 2), 11),
-        "controls": ("offset", (), 5),
-        "ages": ("offset", (), 2),
-        "facts": ("item", (0,), 3),
-        "retracted": ("offset", (), 1),
-        "aliases": ("previous", (0, 1), 3),
-        "profiles": ("kind || '/' || id", (), 3),
+        "events": ("offset", (1, 2)),
+        "controls": ("offset", ()),
+        "ages": ("offset", ()),
+        "facts": ("item", (0,)),
+        "retracted": ("offset", ()),
+        "aliases": ("previous", (0, 1)),
+        "profiles": ("kind || '/' || id", ()),
     },
-    BATCHES: {"epochs": ("number", (), 3), "steps": ("number", (), 13)},
+    BATCHES: {"epochs": ("number", ()), "steps": ("number", ())},
 }
 
 
@@ -118,8 +118,7 @@ def _copy_tables(source: Place, target: Place, name: str, schema: str) -> int:
     count = 0
     with source.open(name) as reading, target.open(name, "FULL", schema) as writing, writing.transaction():
         writing.note(reading.meta())
-        for table, (order, ids, width) in _TABLES[name].items():
-            insert = f"INSERT INTO {table} VALUES ({', '.join('?' * width)})"
+        for table, (order, ids) in _TABLES[name].items():
             count, last = 0, None
             while rows := reading.rows(
                 f"SELECT {order}, {table}.* FROM {table} {'' if last is None else f'WHERE {order} > ?'} ORDER BY 1 "
@@ -128,7 +127,7 @@ def _copy_tables(source: Place, target: Place, name: str, schema: str) -> int:
             ):
                 last, count = rows[-1][0], count + len(rows)
                 writing.many(
-                    insert,
+                    f"INSERT INTO {table} VALUES ({', '.join('?' * (len(rows[0]) - 1))})",
                     [
                         [writing.key(reading.id(value)) if n in ids else value for n, value in enumerate(row[1:])]
                         for row in rows
