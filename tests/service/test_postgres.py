@@ -17,6 +17,7 @@ import pytest
 from postgres_server import PostgresServer
 from service_scenes import clean_replay, learn_all, saved_model, settings, stream, wait_until
 
+from commands import Run
 from conftest import Service, Start
 from melon.errors import DataError, HeldError, LogError, SettingsError, StorageError
 from melon.learning.deltas import state_digest
@@ -437,6 +438,15 @@ def test_retracted_events_aliases_and_profiles(url: str, tmp_path: Path) -> None
             assert {control.body["user"] for control in reader.controls("forget")} == {"u1", "visitor"}
             assert reader.profile("user", "u1") is None
             assert reader.users_of() == {}
+
+
+def test_a_file_is_imported_into_a_database(
+    url: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clicks.csv").write_text("user,item,time\nu1,i1,5\nu2,i2,6\n")
+    assert "2 events appended up to offset 2, 0 were known" in run("log", "import", url, "clicks.csv").out
+    assert "0 events appended up to offset 2, 2 were known" in run("log", "import", url, "clicks.csv").out
 
 
 def test_a_query_brings_events_into_a_log(url: str, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class EventLog(Closing):
             self._held.close()
             raise
         self.clock = WallClock()
-        self._reserve = Reserve(folder, self.settings.reserve_bytes)
+        self._reserve = Reserve(folder, self.settings.reserve_bytes if self.place.url is None else 0)
         #: Why nothing can be written now.
         self._trouble: LogError | None = None if self._reserve.make() else self._no_room()
         self._identity = _identity(self.place)
