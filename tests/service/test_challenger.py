@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,40 @@ def test_one_that_does_not_come_is_not_promoted(tmp_path: Path, monkeypatch: pyt
         assert "not promoted" in learner.book.named_alarms()["promote"]
         assert not learner.book.switches()
         assert clean_replay(folder)[1] == learner.position.digest
+
+
+def test_nothing_is_promoted_where_the_model_before_cannot_be_kept(tmp_path: Path) -> None:
+    model, folder = saved_model(tmp_path / "model"), tmp_path / "live"
+    given = settings(folder, model, challengers="rates=bpr/melon")
+    with EventLog(folder, LOG) as log, Learner(given) as learner, Challenger(given, "rates") as rates:
+        in_the_way = folder / "challengers" / "former" / "checkpoints"
+        in_the_way.parent.mkdir(parents=True)
+        in_the_way.write_text("a file")
+        log.append(stream(80))
+        log.control("promote", {"challenger": "rates"}).result()
+        log.append(stream(20, seed=4, start=80))
+        learn_all(learner)
+        follow(rates)
+        learn_all(learner)
+        assert learner.position.offset == 101
+        assert learner.replay.model.updater.strategy.name == "default"
+        assert "not promoted" in learner.book.named_alarms()["promote"]
+        assert clean_replay(folder)[1] == learner.position.digest
+
+
+def test_what_another_process_writes_is_not_removed(tmp_path: Path) -> None:
+    """The learner writes the model that was served before where its process saves, and removes, its own."""
+    saved = saved_model(tmp_path / "model")
+    given = settings(tmp_path / "live", saved)
+    with EventLog(given.folder, LOG), Learner(given) as learner:
+        checkpoints = learner.checkpoints
+        for number in (1, 3, 9):
+            checkpoints.path(number).mkdir()
+        for number in range(4, 8):
+            position = replace(learner.position, batch=number)
+            checkpoints.write(learner.replay.model, position, learner.log.log_id, {})
+        checkpoints.prune({0})
+        assert sorted(int(path.name) for path in checkpoints.folder.iterdir()) == [0, 5, 6, 7, 9]
 
 
 def test_what_a_challenger_saved_forgets_too(tmp_path: Path) -> None:

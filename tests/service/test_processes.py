@@ -24,6 +24,8 @@ from commands import Run
 from conftest import Service, Start
 from melon import Client
 from melon.learning.deltas import state_digest
+from melon.service.config import ServeSettings
+from melon.service.log.events import EventLog
 
 MELON = Path(sys.executable).with_name("melon")
 
@@ -151,6 +153,43 @@ def test_processes_are_restarted_and_stop_in_order(running: Running, tmp_path: P
     assert f"{about['events']} events, offset {about['offset']}" == "50 events, offset 50"
     assert found["log"] == "50 events, offset 50; steps and checkpoints fit"
     assert found["model"] == f"{about['model']} of the folder, steps: {about['steps']}"
+
+
+@pytest.mark.slow
+def test_a_learner_that_cannot_go_on_ends_nothing_else(running: Running, tmp_path: Path) -> None:
+    """Its checkpoints are gone while it runs: events are stored and lists are made until somebody has mended that."""
+    running.post([{"user": "u1", "item": "i1"}])
+    until(lambda: running.status()["lag"] == 0)
+    checkpoints = tmp_path / "live" / "checkpoints"
+    checkpoints.rename(tmp_path / "away")
+    os.kill(running.children()["learner"], signal.SIGKILL)
+    until(lambda: any("learner fails; it is tried again" in line for line in running.lines), 120)
+    running.post([{"user": "u1", "item": "i2", "event_id": "meanwhile"}])
+    with urllib.request.urlopen(f"{running.url}/v1/recommendations/u1?k=3") as answer:
+        assert len(json.loads(answer.read())["items"]) == 3
+    (tmp_path / "away").rename(checkpoints)
+    until(lambda: running.status()["lag"] == 0)
+
+
+def test_an_error_while_it_works_is_no_start_that_failed(shop: Path, tmp_path: Path) -> None:
+    """A service ends where a person has to mend its start; a learner that fails later is started again."""
+    program = """
+import sys
+from melon.errors import StorageError
+from melon.service import supervisor
+from melon.service.learner import loop
+def run(self, stop):
+    raise StorageError("the disk is gone")
+loop.Learner.run = run
+supervisor._child("learner", sys.argv[1])
+"""
+    settings = ServeSettings(model=shop, data=tmp_path / "live")
+    given = {**os.environ, "MELON_CHILD": json.dumps({"settings": {**settings.plain(), "log": None}, "tenants": {}})}
+    EventLog(settings.folder, settings).close()
+    command = [sys.executable, "-c", program, str(os.getpid())]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert "the disk is gone" in done.stderr
+    assert done.returncode == 1
 
 
 @pytest.mark.slow

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,22 +130,14 @@ def _traces(folder: Path, user: str) -> str:
     needles = {user.encode(), json.dumps(user).strip('"').encode()}
     if len(user) < 4 or user.isdigit():
         raise ValueError("an id this short or of digits only cannot be told from other bytes; look with melon log info")
-    places = [str(path) for path in _files(folder) if _contains(path, needles)]
+    places = [str(path) for path in sorted(folder.rglob("*")) if path.is_file() and _contains(path, needles)]
     if places:
         raise ValueError(f"still in {', '.join(places)}; files are rewritten when the learner has saved past it")
     return f"none in {folder}"
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
-
-
 def _contains(path: Path, needles: set[bytes]) -> bool:
-    overlap, tail = max(map(len, needles)), b""
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            text = tail + block
-            if any(needle in text for needle in needles):
-                return True
-            tail = text[-overlap:]
-    return False
+    if not path.stat().st_size:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return any(content.find(needle) >= 0 for needle in needles)

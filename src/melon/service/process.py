@@ -14,9 +14,19 @@ import threading
 import time
 from collections import deque
 
+#: Set once this process does its work: what ends it from then on may be gone when it is started again.
+began = threading.Event()
 #: Lines are written together: seconds that they wait at most, and how many may wait.
 _LINES_S, _LINES_MOST = 0.1, 10_000
 _PR_SET_PDEATHSIG = 1
+
+
+def until_signalled() -> threading.Event:
+    """What is set when this process is asked to end (SIGTERM, SIGINT)."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
 
 
 def die_with(parent: int) -> None:

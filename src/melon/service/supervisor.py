@@ -25,7 +25,7 @@ from melon.service.keys import keys_of, local_token
 from melon.service.learner.challenger import FOLDER, home
 from melon.service.log.checkpoints import Checkpoints
 from melon.service.log.files import EVENTS, Held, place_of
-from melon.service.process import die_with, log_as_json
+from melon.service.process import began, die_with, log_as_json
 
 #: Which process: the API process, `learner` or `challenger:NAME`; that of a tenant has `TENANT/` before it.
 ProcessRole = str
@@ -201,14 +201,14 @@ class Supervisor:
     def _watch(self, role: ProcessRole) -> None:
         pause, failures, first = _FIRST_PAUSE, 0, True
         while not self._stop.is_set():
-            began = time.monotonic()
+            started = time.monotonic()
             child = self._children[role] = self._start(role)
             if self._stop.is_set():  # whoever ends the children may have looked before there was one
                 child.terminate()
             code = self._ended(child, role)
             if self._stop.is_set():
                 return
-            long_run = time.monotonic() - began > _LONG_RUN
+            long_run = time.monotonic() - started > _LONG_RUN
             # A process that was killed is started again for ever; one that fails by itself right away, a few times.
             failures = failures + 1 if code > 0 and not long_run else 0
             if _CHALLENGER in role and (
@@ -217,11 +217,12 @@ class Supervisor:
                 sys.stderr.write(f"melon: the {role} fails; the service goes on without it\n")
                 return
             if (code == CANNOT_START and first) or failures > _MOST_FAILURES:
-                if "/" not in role:
+                if "/" not in role and (first or role == "api"):
                     self.problem = f"the {role} could not be started; its message is above."
                     self._stop.set()
                     return
-                sys.stderr.write(f"melon: {role} fails; it is tried again, and other tenants go on\n")
+                sys.stderr.write(f"melon: {role} fails; it is tried again, and everything else goes on\n")
+                first = False
                 self._stop.wait(_AGAIN_S)
                 continue
             first = False
@@ -336,7 +337,7 @@ def _child(role: ProcessRole, parent: str, handle: str | None = None) -> None:
         )
     except MelonError as problem:
         sys.stderr.write(f"melon: {role}: {problem}\n")
-        sys.exit(CANNOT_START)
+        sys.exit(1 if began.is_set() else CANNOT_START)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +31,7 @@ from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
 from melon.service.log.events import LogReader
 from melon.service.log.files import Closing, Held, Reader, Sqlite, place_of, runs
 from melon.service.log.steps import DeltaFeed, StepReader
+from melon.service.process import began, until_signalled
 from melon.types import Plain
 
 logger = logging.getLogger("melon.service")
@@ -266,13 +266,10 @@ class Challenger(Closing):
 
 
 def run_challenger(settings: ServeSettings, name: str, stop: threading.Event | None = None) -> None:
-    """Follow the learner until `stop` is set or the process is asked to end. Waits for the first recorded step."""
+    """Follow the learner until `stop` is set (default: until it is asked to end). Waits for the first recorded step."""
     from melon.kernels.threads import using_threads
 
-    stop = stop or threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+    stop = stop or until_signalled()
     while not stop.is_set():
         try:
             with StepReader(place_of(settings)) as steps:
@@ -286,6 +283,7 @@ def run_challenger(settings: ServeSettings, name: str, stop: threading.Event | N
     if stop.is_set():
         return
     with using_threads(settings.threads), Challenger(settings, name) as challenger:
+        began.set()
         challenger.run(stop)
 
 

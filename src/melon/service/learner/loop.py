@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -36,6 +35,7 @@ from melon.service.log.checkpoints import Checkpoints, SavedModel, Saver
 from melon.service.log.events import LogReader
 from melon.service.log.files import EVENTS, Closing, Held, Place, Reader, place_of, until_there_is_room
 from melon.service.log.steps import DeltaFeed, StepBook, StepReader
+from melon.service.process import began, until_signalled
 
 if TYPE_CHECKING:
     from melon.service.log.postgres import Lease
@@ -325,8 +325,8 @@ class Learner(Closing):
         self._insist(self.book.sync)
         if step.kind in PROMOTIONS:
             self._keep_former(replay.position)
-        self.replay, self.extra, self._version = replay, extra, replay.position.version
         self.checkpoints.write(replay.model, replay.position, self.log.log_id, extra)
+        self.replay, self.extra, self._version = replay, extra, replay.position.version
         about = {"version": self._version, "recommender": replay.model.updater.recommender.name, "switched": True}
         outcome = StepOutcome(content, digest, about)
         self._finish(step, (step, outcome, {}))
@@ -338,7 +338,7 @@ class Learner(Closing):
     def _promoted(self, step: LoggedStep, until: float) -> bool:
         """Switch to a challenger's model once it was handed over as of the step before; learning waits for that.
 
-        Where none comes in time, the step changes nothing, and an alarm says why.
+        Where none comes in time, or a model cannot be saved, the step changes nothing, and an alarm says why.
         """
         name = str(step.about.get("challenger"))
         try:
@@ -354,17 +354,20 @@ class Learner(Closing):
             if any(None not in both and both[0] != both[1] for both in kinds):
                 saved, why = None, "its ids are of another kind than those of the model that is served"
         self._promoting = None
+        if saved is not None:
+            self._fitter.cancel()
+            saved.model.warm_up()
+            extra = {name: value for name, value in saved.extra.items() if name not in OF_CHALLENGERS}
+            replay = ReplayState(saved.model, saved.position, self.log, unlearned(self.log, self.book))
+            try:
+                self.switch(replay, extra, step)
+                logger.warning("challenger %s is served from offset %d on", name, step.last)
+            except CheckpointError as error:
+                why = str(error)
         self._alarm("promote", None if why is None else f"challenger {name} was not promoted: {why}")
-        if saved is None:
+        if why is not None:
             outcome = self.replay.perform(step)
             self._finish(step, (step, replace(outcome, about={"why": why}), {}))
-            return True
-        self._fitter.cancel()
-        saved.model.warm_up()
-        extra = {name: value for name, value in saved.extra.items() if name not in OF_CHALLENGERS}
-        replay = ReplayState(saved.model, saved.position, self.log, unlearned(self.log, self.book))
-        self.switch(replay, extra, step)
-        logger.warning("challenger %s is served from offset %d on", name, step.last)
         return True
 
     def _keep_former(self, position: Position) -> None:
@@ -483,16 +486,13 @@ class Learner(Closing):
 
 
 def run_learner(settings: ServeSettings, stop: threading.Event | None = None) -> None:
-    """Learn until `stop` is set or the process is asked to end (SIGTERM, SIGINT): then learn what waits and save.
+    """Learn until `stop` is set (default: until the process is asked to end): then learn what waits and save.
 
-    Waits for the process that writes the log to make it. Called by the main thread it dies with its parent.
+    Waits for the process that writes the log to make it.
     """
     from melon.kernels.threads import using_threads
 
-    stop = stop or threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+    stop = stop or until_signalled()
     _await(place_of(settings), stop)
     if stop.is_set():
         return
@@ -516,6 +516,7 @@ def _learn_in_turn(settings: ServeSettings, stop: threading.Event) -> None:
             return
         learner = Learner(settings, standby)
     with learner:
+        began.set()
         logger.info("learning from batch %d, offset %d", learner.position.batch, learner.position.offset)
         learner.run(stop)
 

@@ -120,7 +120,9 @@ class Checkpoints:
         wanted = {number for number in (*numbers[-KEPT:], *bases) if number >= before}
         if self._shared is not None:
             self._shared.keep(wanted)
-        self._remove(lambda number: number not in wanted)
+        # What is behind the newest one may just be written, by the learner for a model that was served until now.
+        newest = max(numbers, default=before)
+        self._remove(lambda number: number not in wanted and number <= newest)
 
 
 class Saver:
