@@ -21,6 +21,8 @@ from melon.service.replica import Replica
 AT_ONCE = 16
 #: Lists of one request for many users that are made in one turn, and turns of others after which it has its own.
 IN_A_TURN, PASSED_BY = 4, 4
+#: Costly work takes at most half of the time within so many seconds of a usual list.
+_LATELY_S = 1.0
 
 Look = Callable[[LiveModel, Position], Any]
 
@@ -111,14 +113,25 @@ class Coalescer:
         self._costly += lists if job.costly else 0
 
     def _run(self) -> None:
+        usual_at = rests_until = -_LATELY_S
         while True:
             with self._free:
                 while not self._jobs and not self._stopped:
                     self._free.wait()
                 if not self._jobs:
                     return
+                pause = rests_until - time.monotonic()
+                if pause > 0 and not self._stopped and all(job.costly for job in self._jobs):
+                    self._free.wait(pause)
+                    continue
                 turns = self._next_turns()
+            started = time.monotonic()
             self._work(turns)
+            ended = time.monotonic()
+            if not turns[0][0].costly:
+                usual_at = ended
+            elif ended < usual_at + _LATELY_S:
+                rests_until = ended + (ended - started)  # what answers others needs the interpreter, too
 
     def _next_turns(self) -> list[tuple[_ScoringRequest, Sequence[Query]]]:
         """What is made now: usual lists together, up to AT_ONCE; where none waits, and each few turns, a part of one
