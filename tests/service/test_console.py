@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from conftest import Service, Start
 from melon.learning.deltas import state_digest
 from melon.service import learner
 from melon.service.activity import Activity, quantile
+from melon.service.http import overview as overview_module
 from melon.service.http.console import console_files
 from melon.service.http.overview import Sharing
 from melon.service.keys import keys_of
@@ -83,6 +85,15 @@ class TestOverview:
             assert series[f"{name} low"][-1] <= series[name][-1] <= series[f"{name} high"][-1]
         organic = service.get("/v1/overview?points=5&part=organic")["series"]["served"]["ranked"]
         assert sum(organic) == quality["models"]["served"]["parts"]["organic"]["ranked"]
+
+    def test_points_that_are_past_stay_as_they_were(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(overview_module, "_SETTLED_S", 0.0)
+        learn(service, [(f"u{n % 30}", f"i{n * 13 % 150}") for n in range(100)])
+        time.sleep(1.1)  # the events are in points that have ended
+        for path in ("overview?window=1m&points=60", "overview?points=60&window=1m"):
+            content = service.get(f"/v1/{path}")
+            assert sum(content["series"]["served"]["ranked"]) == content["quality"]["models"]["served"]["ranked"] > 0
+            assert sum(value or 0.0 for value in content["learned_s"]) > 0
 
     def test_it_tells_how_fresh_and_how_quick_the_process_is(self, service: Service) -> None:
         learn(service, [("u1", "i1"), ("u2", "i2")])
