@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from test_processes import Running, until
+from postgres_server import PostgresServer
+from test_processes import MELON, Running, until
 
 from commands import Run
 from melon import Client
 from melon.errors import SettingsError
 from melon.service.config import read_service, read_settings
-from melon.service.keys import KeyFile
+from melon.service.keys import KeyFile, keys_of
 from melon.service.log.events import EventLog, LogReader
 from melon.service.log.files import EVENTS
 
@@ -185,3 +187,41 @@ def test_commands_find_the_tenant(shops: Shops, tmp_path: Path, run: Run) -> Non
     lines.write_text('{"user": "u3", "item": "i4", "time": 5, "event_id": "m1"}\n')
     words = "log", "import", shops.folder / "news", lines, "--key", shops.keys["news"]
     assert "1 events appended" in run(*words).out
+
+
+@pytest.mark.slow
+def test_learners_of_tenants_run_on_any_host(shop: Path, tmp_path: Path) -> None:
+    """With a database: one machine serves lists for both tenants, each learner has a machine of its own."""
+    server = PostgresServer()
+    log = server.url("reco")
+    file = written(tmp_path, f'model = "{shop}"\nlog = "{log}"\nfit_after = 0\n[tenants.news]\n[tenants.shop]\n')
+    _, tenants = read_service(file, {"data": tmp_path / "api"})
+    keys = {name: keys_of(one).add(["read", "write"])[0] for name, one in tenants.items()}
+    learners: dict[str, subprocess.Popen[bytes]] = {}
+    api = Running("--config", file, "--data", tmp_path / "api", "--role", "api")
+    clients = {name: Client(f"{api.url}/t/{name}", key=key) for name, key in keys.items()}
+
+    def learned(name: str, offset: int) -> bool:
+        model = clients[name].status()["model"]
+        return model is not None and model["offset"] >= offset
+
+    try:
+        until(lambda: json.loads(urllib.request.urlopen(f"{api.url}/health/ready").read())["open"] == 2)
+        for name in tenants:
+            words = "--config", file, "--data", tmp_path / name, "--role", "learner", "--tenant", name
+            learners[name] = subprocess.Popen([MELON, "serve", *map(str, words)])
+        offsets = {name: client.record("u1", "i3", event_id="e1").offset for name, client in clients.items()}
+        until(lambda: all(learned(name, offset) for name, offset in offsets.items()), 120)
+        learners["news"].kill()  # a machine that is gone: the other tenant does not see it
+        learners["news"].wait()
+        waits, goes_on = (clients[name].record("u2", "i5").offset for name in ("news", "shop"))
+        until(lambda: learned("shop", goes_on), 60)
+        words = "--config", file, "--data", tmp_path / "another", "--role", "learner", "--tenant", "news"
+        learners["news"] = subprocess.Popen([MELON, "serve", *map(str, words)])
+        until(lambda: learned("news", waits), 120)
+    finally:
+        for process in learners.values():
+            process.send_signal(signal.SIGTERM)
+            process.wait(120)
+        assert api.stop() == 0
+        server.remove()
