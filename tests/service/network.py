@@ -13,6 +13,9 @@ IP = shutil.which("ip", path="/usr/sbin:/usr/bin:/sbin")
 #: Whether this process may make namespaces: root, with iproute2 (Debian).
 CAN_SEPARATE = IP is not None and os.geteuid() == 0
 
+#: The end of what a client of PostgreSQL sends at once.
+_SYNC = b"S\0\0\0\4"
+
 
 def _ip(*words: str) -> None:
     subprocess.run([str(IP), *words], check=True, capture_output=True)
@@ -48,11 +51,15 @@ class Machine:
 
 
 class Wire:
-    """A wire from a machine to a port of loopback: it can delay, hold everything back, be cut on one side or both."""
+    """A wire from a machine to a port of loopback: it can delay, hold everything back, be cut on one side or both.
+
+    With `torn` it is cut on the machine's side in the middle of what is sent to PostgreSQL, inside a transaction that
+    holds the log's lock: all has arrived but the last word, for which the server waits.
+    """
 
     def __init__(self, address: str, port: int) -> None:
         self._to = port
-        self.delay, self.held, self.closed = 0.0, False, False
+        self.delay, self.held, self.closed, self.torn = 0.0, False, False, False
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._halves: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._loop = asyncio.new_event_loop()
@@ -101,7 +108,7 @@ class Wire:
             return
         pair = client, server
         self._pairs.add(pair)
-        there, back = (asyncio.ensure_future(self._pump(*ends)) for ends in ((reader, server), (answers, client)))
+        there, back = map(asyncio.ensure_future, (self._pump(reader, server, there=True), self._pump(answers, client)))
         await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
         if pair in self._halves:
             await back  # until the server ends it
@@ -112,9 +119,16 @@ class Wire:
         for end in pair:
             end.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, there: bool = False) -> None:
+        locked = False
         try:
             while content := await reader.read(65_536):
+                locked = (locked or b"pg_advisory_xact_lock" in content) and b"COMMIT" not in content
+                if there and self.torn and locked and content.endswith(_SYNC):
+                    self.torn, self.closed = False, True
+                    writer.write(content.removesuffix(_SYNC))
+                    self.cut(half=True)
+                    return
                 if self.delay:
                     await asyncio.sleep(self.delay)
                 while self.held:

@@ -191,6 +191,13 @@ class Fleet:
                 victim.wire.cut(half=True)
                 self._await_learner(kind, epoch, began)
                 victim.wire.closed = False
+            case "torn":
+                victim.wire.torn = True
+                while victim.wire.torn and time.monotonic() < began + 5:
+                    time.sleep(0.01)
+                began, victim.wire.torn = time.monotonic(), False
+                self._await_learner(kind, epoch, began)
+                victim.wire.closed = False
             case "held":  # what it sent arrives late, after another has begun
                 victim.wire.held = True
                 self._await_learner(kind, epoch, began)
@@ -228,7 +235,7 @@ class Fleet:
 KINDS = (
     "api killed", "learner killed", "backends", "server", "learner stopped", "learner delayed", "api cut",
     "learner cut", "api half", "learner half", "api delayed", "learner held", "api held", "learner unplugged",
-    "api unplugged",
+    "api unplugged", "learner torn", "api torn",
 )  # fmt: skip
 
 
