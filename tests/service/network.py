@@ -30,7 +30,8 @@ class Machine:
         self._name, self._cable = f"melon-{os.getpid()}-{number}", f"melon{os.getpid() % 10_000}n{number}"
         if not CAN_SEPARATE:
             return
-        self.address, self.gateway = f"10.77.{number}.2", f"10.77.{number}.1"
+        net = f"10.{os.getpid() % 190 + 30}.{number}"  # another one than that of a test beside this one
+        self.address, self.gateway = f"{net}.2", f"{net}.1"
         self.command = (str(IP), "netns", "exec", self._name)
         _ip("netns", "add", self._name)
         _ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self._name)
