@@ -250,26 +250,30 @@ class Lease(Closing):
         self._role = role
         self._problem: LogError | None = None
         self._ended = threading.Event()
-        number = _number(f"{self._db.schema} {role}")
-        if not self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0]:
-            query = "SELECT holder, pid, extract(epoch FROM clock_timestamp()) - beat FROM leases WHERE role = ?"
-            holder, pid, age = (self._db.rows(query, (role,)) or [("another process", 0, 0.0)])[0]
-            if float(age) <= LEASE_S or not self._taken(holder, pid, number):
-                self._db.close()
-                raise HeldError(f"{self._db.name} has a {role} already: {holder}.", None)
+        query = "SELECT holder, pid, extract(epoch FROM clock_timestamp()) - beat FROM leases WHERE role = ?"
+        holder, pid, age = (self._db.rows(query, (role,)) or [("another process", 0, 0.0)])[0]
+        taken = self._tried()
+        if not taken and float(age) > LEASE_S:
+            self._cut_off(holder, pid)
+            taken = any(self._tried(wait_s) for wait_s in [0.02] * 20)
+        if not taken:
+            self._db.close()
+            raise HeldError(f"{self._db.name} has a {role} already: {holder}.", None)
+        if holder != _this():
+            self._cut_off(holder)
         self._sign()
         self._thread = threading.Thread(target=self._live, name="lease", daemon=True)
         self._thread.start()
 
-    def _taken(self, holder: str, pid: int, number: int) -> bool:
-        """Whether the lock is ours once its holder is cut off, also where it was in the middle of something else."""
+    def _tried(self, wait_s: float = 0.0) -> bool:
+        time.sleep(wait_s)
+        number = _number(f"{self._db.schema} {self._role}")
+        return bool(self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0])
+
+    def _cut_off(self, holder: str, pid: int = 0) -> None:
+        """End a holder's connection, and those where it was in the middle of something: they hold other locks."""
         its = "pid = ? OR application_name = ? AND state <> 'idle' AND wait_event_type = 'Client'"
         self._db.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {its}", (pid, _name(holder)))
-        for _ in range(20):
-            if self._db.rows("SELECT pg_try_advisory_lock(?)", (number,))[0][0]:
-                return True
-            time.sleep(0.02)
-        return False
 
     def _live(self) -> None:
         try:
