@@ -301,6 +301,8 @@ class Lease(Closing):
         """Let others have it."""
         self._ended.set()
         self._thread.join(1.0)
+        with suppress(psycopg.Error):  # the server would notice the end of the connection only a moment later
+            self._db._connection.execute("SELECT pg_advisory_unlock_all()")
         self._db.close()
 
 
