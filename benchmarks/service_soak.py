@@ -98,7 +98,7 @@ def main() -> None:
                 time.sleep(0.1)
             look(client, process.pid, folder, time.monotonic() - started)
             models = client.quality("7d")["models"].items()
-            print({name: (told["HR@10"], told["ranked"]) for name, told in models}, client.quality("7d")["full_rank"])
+            print({name: (told["HR@10"], told["ranked"]) for name, told in models}, flush=True)
         process.send_signal(signal.SIGTERM)
         process.wait(120)
         print({"stopped": process.returncode, "folder": sizes(folder)}, flush=True)
