@@ -13,18 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from melon.kernels.types import (
-    DOUBLES,
-    INT,
-    INT_TABLE,
-    INTS,
-    SINGLE_CUBE,
-    SINGLE_TABLE,
-    SMALL_INT_TABLE,
-    SMALL_INTS,
-    Fields,
-    Signature,
-)
+from melon.kernels.blend_head import Rings
+from melon.kernels.types import IntTable, SingleCube, SingleTable, SmallIntTable
 from melon.types import Floats, Ints, Singles, SmallInts
 
 
@@ -40,18 +30,11 @@ class Chains(NamedTuple):
     after: SmallInts
     items: SmallInts
     last: SmallInts
-    counts: Singles
+    counts: SingleTable
     item_repeats: SmallInts
     rates: Floats
 
 
-CHAINS: Fields = Fields(Chains, (*[SMALL_INTS] * 7, SINGLE_TABLE, SMALL_INTS, DOUBLES))
-SIGNATURES: dict[str, Signature] = {
-    "take_own": (INTS, INTS, CHAINS, INT, INT, INTS, SMALL_INT_TABLE, SINGLE_TABLE),
-    "pick_own": (INTS, INT_TABLE, CHAINS, INT_TABLE),
-    "own_inputs": (INTS, INT_TABLE, CHAINS, INTS, INTS, INT, SMALL_INTS, SINGLE_CUBE),
-    "own_of_user": (INT, CHAINS, INTS, INTS, INT, INTS, SINGLE_TABLE),
-}
 #: Inputs of a pair: had at all, counts that decay, own events since, and both tendencies to repeat.
 BESIDE = 4
 #: Entries of a block.
@@ -75,7 +58,14 @@ def _older(own: Chains, place: int) -> int:
 
 
 def take_own(
-    users: Ints, items: Ints, own: Chains, blocks: int, most: int, touched: Ints, before: SmallInts, counts: Singles
+    users: Ints,
+    items: Ints,
+    own: Chains,
+    blocks: int,
+    most: int,
+    touched: Ints,
+    before: SmallIntTable,
+    counts: SingleTable,
 ) -> int:
     """Let users take items one after the other; returns how many blocks there are.
 
@@ -123,7 +113,7 @@ def _weakest(own: Chains, newest: int, now: int) -> int:
     return weakest
 
 
-def pick_own(users: Ints, places: Ints, own: Chains, items: Ints) -> None:
+def pick_own(users: Ints, places: IntTable, own: Chains, items: IntTable) -> None:
     """The items of some of the users' entries, counted from the newest one; -1 for a user without any."""
     for n in range(users.size):
         newest = _newest(own, users[n])
@@ -147,12 +137,11 @@ def _write(own: Chains, user: int, entry: int, taken: float, out: Singles) -> No
 
 
 def own_inputs(
-    users: Ints, lines: Ints, own: Chains, met: Ints, known: Ints, first: int, columns: SmallInts, out: Singles
+    users: Ints, lines: IntTable, own: Chains, takers: Rings, first: int, columns: SmallInts, out: SingleCube
 ) -> None:
     """Write the inputs of lines of items n × c from input `first` on; 0 for what the user never had.
 
-    `met` is how often each item was taken, of the first known[0] items. `columns` is scratch: an EMPTY for each item,
-    before and after.
+    `takers` say how often each item was taken. `columns` is scratch: an EMPTY for each item, before and after.
     """
     width = BESIDE + own.rates.size
     for n in range(users.size):
@@ -168,7 +157,7 @@ def own_inputs(
         for c in range(lines.shape[1] if newest >= 0 else 0):
             item = lines[n, c]
             if item < columns.size and columns[item] >= 0:
-                taken = np.float64(met[item]) if item < known[0] else 0.0
+                taken = np.float64(takers.met[item]) if item < takers.known else 0.0
                 _write(own, user, columns[item], taken, out[n, c, first : first + width])
         place = newest
         while place >= 0:
@@ -177,14 +166,14 @@ def own_inputs(
             place = _older(own, place)
 
 
-def own_of_user(user: int, own: Chains, met: Ints, known: Ints, n_items: int, items: Ints, inputs: Singles) -> int:
+def own_of_user(user: int, own: Chains, takers: Rings, n_items: int, items: Ints, inputs: SingleTable) -> int:
     """The user's own items below `n_items` and their inputs; returns how many there are."""
     found = 0
     place = _newest(own, user)
     while place >= 0:
         item = own.items[place]
         if item < n_items:
-            taken = np.float64(met[item]) if item < known[0] else 0.0
+            taken = np.float64(takers.met[item]) if item < takers.known else 0.0
             items[found] = item
             _write(own, user, place, taken, inputs[found])
             found += 1

@@ -44,7 +44,8 @@ class OwnItems:
         return self._users, self._blocks, self._places, self._items
 
     @property
-    def _chains(self) -> Chains:
+    def chains(self) -> Chains:
+        """Zero-copy view for kernels."""
         return Chains._make((*(array for part in self._parts for array in part.arrays), _RATES))
 
     def observe(self, users: Ints, items: Ints) -> None:
@@ -59,7 +60,7 @@ class OwnItems:
         touched, counts = np.empty(size, np.int64), np.empty((size, len(_RATES)), np.float32)
         rows = np.empty((size, 2), np.int32)
         before = touched, rows, counts
-        blocks = policy.load("own_items").take_own(*events, self._chains, blocks, MOST_ITEMS, *before)
+        blocks = policy.load("own_items").take_own(*events, self.chains, blocks, MOST_ITEMS, *before)
         self._blocks.grow(blocks)
         self._places.grow(blocks * BLOCK)
         self._places.overwrites((touched,), (rows[:, 0], rows[:, 1], counts))
@@ -67,14 +68,14 @@ class OwnItems:
     def write(self, users: Ints, lines: Ints, of_items: PartnerRings, first: int, out: Singles) -> None:
         """Write the inputs of lines of items n × c, from input `first` on."""
         with scratch(max(self._items.rows, rows_needed(lines.reshape(-1)))) as columns:
-            policy.load("own_items").own_inputs(users, lines, self._chains, *_met(of_items), first, columns, out)
+            policy.load("own_items").own_inputs(users, lines, self.chains, of_items.rings, first, columns, out)
 
     def sizes(self, users: Ints) -> Ints:
         """How many items of each user are remembered."""
         known = self._users.rows
         if not known:
             return np.zeros_like(users)
-        return np.where(users < known, self._chains.sizes[np.minimum(users, known - 1)], np.int64(0))
+        return np.where(users < known, self.chains.sizes[np.minimum(users, known - 1)], np.int64(0))
 
     def drawn(self, users: Ints, draws: Draws, events: Ints, count: int) -> Ints:
         """For each user `count` of its items, uniformly and each by itself; the draw belongs to the event.
@@ -83,21 +84,21 @@ class OwnItems:
         """
         places = draws.integers(events, count, np.maximum(self.sizes(users), 1), start=1 << 20)
         items = np.empty(places.shape, dtype=np.int64)
-        policy.load("own_items").pick_own(np.ascontiguousarray(users), places, self._chains, items)
+        policy.load("own_items").pick_own(np.ascontiguousarray(users), places, self.chains, items)
         return items
 
     def of_user(self, user: int, of_items: PartnerRings, n_items: int) -> tuple[Ints, Singles]:
         """A user's own items, and the inputs of each."""
-        size = int(self._chains.sizes[user]) if user < self._users.rows else 0
+        size = int(self.chains.sizes[user]) if user < self._users.rows else 0
         items, inputs = np.empty(size, dtype=np.int64), np.empty((size, len(OWN_INPUTS)), dtype=np.float32)
-        found = policy.load("own_items").own_of_user(user, self._chains, *_met(of_items), n_items, items, inputs)
+        found = policy.load("own_items").own_of_user(user, self.chains, of_items.rings, n_items, items, inputs)
         return items[:found], inputs[:found]
 
     def forget_user(self, user: int) -> None:
         """Know nothing of a user any more; the entries stay empty."""
         if user >= self._users.rows:
             return
-        own, block = self._chains, int(self._chains.heads[user])
+        own, block = self.chains, int(self.chains.heads[user])
         items = own.items[self._places_of(user)]
         own.item_repeats[items] = np.maximum(own.item_repeats[items] - 1, 0)
         while block >= 0:
@@ -141,14 +142,9 @@ class OwnItems:
 
     def _places_of(self, user: int) -> Ints:
         """The places of a user's entries."""
-        own, places = self._chains, list[Ints]()
+        own, places = self.chains, list[Ints]()
         block, room = int(own.heads[user]), (int(own.sizes[user]) - 1) % BLOCK + 1
         while block >= 0:
             places.append(np.arange(block * BLOCK, block * BLOCK + room))
             block, room = int(own.after[block]), BLOCK
         return np.concatenate(places) if places else np.empty(0, dtype=np.int64)
-
-
-def _met(of_items: PartnerRings) -> tuple[Ints, Ints]:
-    """How often each item was taken, and of how many items that is known."""
-    return of_items.storage[1], np.array([of_items.rows])
