@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from melon.kernels.arithmetic import exp, log
-from melon.kernels.best import _put
+from melon.kernels.best import _ONE, _put
 from melon.kernels.blend_head import (
     ACTIVE,
     ACTIVE_COUNTS,
@@ -42,7 +42,7 @@ from melon.kernels.seen import PairsSeen, _holds
 from melon.kernels.types import SingleTable
 from melon.types import Flags, Floats, Ints, Singles, SmallInts
 
-_FREE, _ONE, _LN2 = np.int32(-1), np.float32(1), np.float32(0.6931471805599453)
+_FREE, _LN2 = np.int32(-1), np.float32(0.6931471805599453)
 #: Items that are worked on at a time, so that they stay in the core's own cache.
 _LANES = 256
 #: From this share of all items on (1/n), items that met one of the user's are not scored without it first.

@@ -1,8 +1,8 @@
 """What each user had, how often and how lately, as kernels: chains of blocks of entries, the newest first.
 
 An entry is one (user, item): counts that decay with the user's own events, and the number of the user's event that
-took the item last. Entries lie in blocks, `BLOCK` places each, because a walk along single ones would wait for memory
-at each step. `heads` is each user's newest block, `after` the next one of the same user, which is an older one; all but
+took the item last. Entries lie in blocks, `IN_BLOCK` places each: a walk along single ones would wait for memory at
+each step. `heads` is each user's newest block, `after` the next one of the same user, which is an older one; all but
 the newest are full. Walks go from the newest entry to the oldest.
 """
 
@@ -38,7 +38,7 @@ class Chains(NamedTuple):
 #: Inputs of a pair: had at all, counts that decay, own events since, and both tendencies to repeat.
 BESIDE = 4
 #: Entries of a block.
-BLOCK = 8
+IN_BLOCK = 8
 _NONE = np.int32(-1)
 
 
@@ -46,15 +46,15 @@ def _newest(own: Chains, user: int) -> int:
     """The place of a user's newest entry; -1 for a user without any."""
     if user >= own.heads.size or own.heads[user] < 0:
         return -1
-    return int(own.heads[user]) * BLOCK + int(own.sizes[user] - 1) % BLOCK
+    return int(own.heads[user]) * IN_BLOCK + int(own.sizes[user] - 1) % IN_BLOCK
 
 
 def _older(own: Chains, place: int) -> int:
     """The place of the entry before this one; -1 behind the oldest."""
-    if place % BLOCK:
+    if place % IN_BLOCK:
         return place - 1
-    block = int(own.after[place // BLOCK])
-    return block * BLOCK + BLOCK - 1 if block >= 0 else -1
+    block = int(own.after[place // IN_BLOCK])
+    return block * IN_BLOCK + IN_BLOCK - 1 if block >= 0 else -1
 
 
 def take_own(
@@ -85,11 +85,11 @@ def take_own(
         elif own.sizes[user] >= most:
             place = _weakest(own, newest, now)
         else:
-            if own.sizes[user] % BLOCK:
+            if own.sizes[user] % IN_BLOCK:
                 place = newest + 1
             else:
                 own.after[blocks], own.heads[user] = own.heads[user], np.int32(blocks)
-                place = blocks * BLOCK
+                place = blocks * IN_BLOCK
                 blocks += 1
             own.sizes[user] += np.int32(1)
         touched[n], before[n, 0], before[n, 1] = place, own.items[place], own.last[place]
@@ -119,9 +119,9 @@ def pick_own(users: Ints, places: IntTable, own: Chains, items: IntTable) -> Non
         newest = _newest(own, users[n])
         for c in range(places.shape[1]):
             place, back = newest, places[n, c]
-            while place >= 0 and back > place % BLOCK:
-                back -= place % BLOCK + 1
-                place = _older(own, place - place % BLOCK)
+            while place >= 0 and back > place % IN_BLOCK:
+                back -= place % IN_BLOCK + 1
+                place = _older(own, place - place % IN_BLOCK)
             items[n, c] = own.items[place - back] if place >= 0 else -1
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from melon.journal import GrowingRows, RowPart, rows_needed
 from melon.kernels import policy
-from melon.kernels.own_items import BESIDE, BLOCK, Chains
+from melon.kernels.own_items import BESIDE, IN_BLOCK, Chains
 from melon.models.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
@@ -56,13 +56,13 @@ class OwnItems:
         self._items.touch(items)
         events, size, blocks = (np.ascontiguousarray(users), np.ascontiguousarray(items)), len(users), self._blocks.rows
         self._blocks.make_room(blocks + size)
-        self._places.make_room((blocks + size) * BLOCK)
+        self._places.make_room((blocks + size) * IN_BLOCK)
         touched, counts = np.empty(size, np.int64), np.empty((size, len(_RATES)), np.float32)
         rows = np.empty((size, 2), np.int32)
         before = touched, rows, counts
         blocks = policy.load("own_items").take_own(*events, self.chains, blocks, MOST_ITEMS, *before)
         self._blocks.grow(blocks)
-        self._places.grow(blocks * BLOCK)
+        self._places.grow(blocks * IN_BLOCK)
         self._places.overwrites((touched,), (rows[:, 0], rows[:, 1], counts))
 
     def write(self, users: Ints, lines: Ints, of_items: PartnerRings, first: int, out: Singles) -> None:
@@ -103,7 +103,7 @@ class OwnItems:
         own.item_repeats[items] = np.maximum(own.item_repeats[items] - 1, 0)
         while block >= 0:
             for each in (own.items, own.last, own.counts):
-                each[block * BLOCK : (block + 1) * BLOCK] = 0
+                each[block * IN_BLOCK : (block + 1) * IN_BLOCK] = 0
             own.after[block], block = -1, int(own.after[block])
         own.heads[user] = -1
         own.sizes[user] = own.taken[user] = own.repeats[user] = 0
@@ -121,20 +121,21 @@ class OwnItems:
         users, parts = len(saved_array(state, "heads", np.int32, (None,))), list[Any]()
         for place, name in enumerate(Chains._fields[:7]):
             least, most = whole[name]
-            size = users if place < 4 else blocks if name == "after" else blocks * BLOCK
+            size = users if place < 4 else blocks if name == "after" else blocks * IN_BLOCK
             parts.append(saved_array(state, name, np.int32, (size,), least=least, most=most))
         require(bool((parts[4] < np.arange(blocks)).all()), "a block of a user's items stands before an older one")
         heads, sizes, taken, _, after, _, last = parts
         lengths, block, owned = np.zeros(users, dtype=np.int64), heads, 0
-        for _ in range(MOST_ITEMS // BLOCK + 1):  # all users' chains, one block further each time
+        for _ in range(MOST_ITEMS // IN_BLOCK + 1):  # all users' chains, one block further each time
             held = np.flatnonzero(block >= 0)
             lengths[held] += 1
             owned += len(held)
-            late = last.reshape(-1, BLOCK)[block[held]] >= taken[held, None]
+            late = last.reshape(-1, IN_BLOCK)[block[held]] >= taken[held, None]
             require(not late.any(), "an entry is later than its user's events")
             block = np.where(block >= 0, after[block], -1)
-        require(bool((lengths == -(-sizes // BLOCK)).all()) and owned <= blocks, "users' numbers of items and blocks")
-        counts = saved_array(state, "counts", np.float32, (blocks * BLOCK, len(_RATES)), least=0, most=float(MOST))
+        fitting = bool((lengths == -(-sizes // IN_BLOCK)).all()) and owned <= blocks
+        require(fitting, "users' numbers of items and blocks")
+        counts = saved_array(state, "counts", np.float32, (blocks * IN_BLOCK, len(_RATES)), least=0, most=float(MOST))
         repeats = saved_array(state, "item_repeats", np.int32, (known,), least=0)
         checked = dict(zip(Chains._fields, (*parts, counts, repeats), strict=False))
         for each in self._parts:
@@ -143,8 +144,8 @@ class OwnItems:
     def _places_of(self, user: int) -> Ints:
         """The places of a user's entries."""
         own, places = self.chains, list[Ints]()
-        block, room = int(own.heads[user]), (int(own.sizes[user]) - 1) % BLOCK + 1
+        block, room = int(own.heads[user]), (int(own.sizes[user]) - 1) % IN_BLOCK + 1
         while block >= 0:
-            places.append(np.arange(block * BLOCK, block * BLOCK + room))
-            block, room = int(own.after[block]), BLOCK
+            places.append(np.arange(block * IN_BLOCK, block * IN_BLOCK + room))
+            block, room = int(own.after[block]), IN_BLOCK
         return np.concatenate(places) if places else np.empty(0, dtype=np.int64)
