@@ -4,9 +4,9 @@
     python research/benchmarks/list_peers.py --peers ease,ials,sasrec
 
 As in `research/benchmarks/lists.py`, the item taken is ranked among all items that may be listed before its batch is
-learned, in both tracks. Settings are those that `strong_peers.py` tries, and a mixture with recent popularity, chosen
-by the mean NDCG@10 of both tracks on the judged part of the selection window (about 1,000 events); the test part is
-read once, for the best. EASE takes catalogues of up to 20,000 items. What is under --out is not computed again.
+learned, in both tracks. Settings are searched (BUDGET points of AXES, each with every mixture with recent popularity) by
+the mean NDCG@10 of both tracks on the judged part of the selection window (about 1,000 events); the test part is read
+once, for the best. EASE takes catalogues of up to 20,000 items. What is under --out is not computed again.
 """
 
 from __future__ import annotations
@@ -34,17 +34,32 @@ from melon.data.files import load_stream
 from melon.data.interactions import Interactions
 from melon.evaluation.lists import TRACKS, Lister
 from melon.evaluation.ranking import gains
+from melon.fitting.search import Trial, edges, search
 from melon.kernels.threads import use_threads
 from melon.models.catalogue import Catalogue
 from melon.models.streaming.counts import ItemCounts
+from melon.registry import Space
 from melon.stream.batch import batch_of
 from melon.stream.split import DEFAULT_SPLIT, Parts, batches, split
 from melon.types import Floats, Ints, Scores
-from strong.kinds import KINDS
+from strong.kinds import KINDS, batches_between_refits
 from strong.mixture import SHAPES, Peer
 
-HALF_LIVES, WEIGHTS = (30, 100, 300, 1_000, 10_000, 100_000), (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-JUDGED, AT_ONCE, MOST_ITEMS = 1_000, 16, {"ease": 20_000}
+HALF_LIVES = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
+WEIGHTS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+JUDGED, AT_ONCE, MOST_ITEMS, BUDGET = 1_000, 16, {"ease": 20_000}, 14
+L2, RATES = (3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0, 10_000.0), (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+#: What is searched for each peer, from where. SASRec: epochs before the window, dropout, and the step of online updates.
+AXES = {
+    "ease": Space({"l2": L2, "last": (20, None)}, ({"l2": 300.0, "last": 20},)),
+    "ials": Space(
+        {"missing": RATES, "reg": RATES, "dim": (16, 32, 64, 128)}, ({"missing": 0.01, "reg": 0.03, "dim": 64},)
+    ),
+    "sasrec": Space(
+        {"epochs": (2, 4, 8, 16, 32, 64), "online": (None, 1e-3, 3e-3, 1e-2, 3e-2), "dropout": (0.1, 0.2, 0.5)},
+        ({"epochs": 16, "online": 3e-3, "dropout": 0.2}, {"epochs": 16, "online": None, "dropout": 0.2}),
+    ),
+}
 Ranks = dict[str, Floats]
 
 
@@ -109,31 +124,39 @@ def level(ranks: Ranks) -> float:
 
 
 def choose(name: str, log: Interactions, parts: Parts, peer: str) -> Any:
-    """The best settings and mixture on the window."""
+    """The best settings and mixture on the window, for the peer alone and mixed; and the axes on whose edge they lie."""
     kind, before = KINDS[peer], log.head(parts.validation_stop)
     judged = [(parts.judged_from, parts.train_stop), (parts.train_stop, parts.validation_stop)]
     share = JUDGED / (parts.validation_stop - parts.judged_from)
-    grid = product(kind.shapes, HALF_LIVES, WEIGHTS)
-    tried = [Mixture(shape) for shape in kind.shapes] + [Mixture(*point) for point in grid]
+    mixing = {"shape": kind.shapes, "half_life": HALF_LIVES, "weight": WEIGHTS}
+    tried = [Mixture(shape) for shape in kind.shapes] + [Mixture(*point) for point in product(*mixing.values())]
     best: dict[str, Any] = {}
-    for variant, settings, made in trials(kind, before, parts.judged_from):
-        ranks = follow(made, before, parts.judged_from, judged, share, tried)
+
+    def judge(point: Any, _: Any) -> Trial:
+        made = kind.make(before, parts.judged_from, "", settings_of(before, peer, point), 0)
+        ranks, top = follow(made, before, parts.judged_from, judged, share, tried), 0.0
         for mixture, score in zip(tried, map(level, ranks), strict=True):
-            part = "mixed" if mixture.weight else "alone"
+            part, top = "mixed" if mixture.weight else "alone", max(top, score)
             if part not in best or score > best[part]["score"]:
-                best[part] = {"variant": variant, "settings": settings, "mixture": vars(mixture), "score": score}
-        print(f"  {name} {variant} {settings}: best so far {best}", flush=True)
+                edge = [*edges(AXES[peer].axes, point), *(edges(mixing, vars(mixture)) if mixture.weight else ())]
+                settings = settings_of(before, peer, point)
+                best[part] = {"settings": settings, "mixture": vars(mixture), "score": score, "at_edge": edge}
+        print(f"  {name} {peer} {point}: {top:.4f}", flush=True)
+        return Trial(point, top)
+
+    search(AXES[peer], BUDGET, judge)
+    print(f"  {name} {peer}: {best}", flush=True)
     return best
 
 
-def trials(kind: Any, log: Interactions, start: int) -> Any:
-    """Points of a closed form; a network as it was chosen for sampled candidates: dropout .2, frozen and online."""
-    if not kind.seeded:
-        yield from kind.trials(log, start, None)
-        return
-    for epochs, variant, online in ((8, "frozen", None), (8, "online", {"replays": 4, "reach": 5_000, "lr": 3e-3})):
-        settings = {"lr": 2e-3, "dropout": 0.2, "epochs": epochs, **({"online": online} if online else {})}
-        yield variant, settings, kind.make(log, start, variant, settings, 0)
+def settings_of(log: Interactions, peer: str, point: Any) -> Any:
+    """A point of the search as the settings of a peer; how often a closed form is solved again goes by its cost."""
+    if peer == "ease":
+        return {**point, "every": 2 * batches_between_refits(log)}
+    if peer == "sasrec":
+        online = {"replays": 4, "reach": 5_000, "lr": point["online"]}
+        return {"lr": 2e-3, **point, "online": online if point["online"] else None}
+    return point
 
 
 def main() -> None:
@@ -156,7 +179,7 @@ def main() -> None:
         for part, choice in json.loads(path.read_text()).items() if not asked.windows else ():
             ranks_path = asked.out / f"{name}-{peer}-{part}.parquet"
             if not ranks_path.exists():
-                made = KINDS[peer].make(log, parts.train_stop, choice["variant"], choice["settings"], 0)
+                made = KINDS[peer].make(log, parts.train_stop, "", choice["settings"], 0)
                 test = [(parts.validation_stop, parts.stop)]
                 ranks = follow(made, log, parts.train_stop, test, 1.0, [Mixture(**choice["mixture"])])[0]
                 pl.DataFrame(ranks).write_parquet(ranks_path)
@@ -164,7 +187,7 @@ def main() -> None:
             for track, rank in ranks.items():
                 judged = rank[~np.isnan(rank)]
                 levels = " / ".join(f"{of(judged).mean():.4f}" for of in METRICS.values())
-                print(f"| {name} | {track} ({len(judged):,}) | {peer} {part}, {choice['variant']} | {levels} |")
+                print(f"| {name} | {track} ({len(judged):,}) | {peer} {part} | {levels} |")
         print(f"{name}, {peer}: {time.process_time() - began:.0f} CPU s", flush=True)
 
 

@@ -78,7 +78,7 @@ class Lister:
             scorer, at_once = catalogue(known, int(batch.times[0])), max(_SCORES_AT_ONCE // known, 1)
             for start in range(0, len(lines), at_once):
                 some = lines[start : start + at_once]
-                scores = None if scorer.two_stage else scorer.scores(batch.users[some])
+                scores = None if scorer.two_stage else _scores(scorer, batch.users[some])
                 for of_lines, allowed in self._allowed(batch.users[some], known):
                     places = some[of_lines]
                     if len(allowed):
@@ -130,6 +130,12 @@ class Lister:
         for number, (track, limits) in enumerate(within.items()):
             ranks[track][lines] = 1.0 + counts[:, 2 * number] + counts[:, 2 * number + 1] / 2
             _write(listed[track], lines, best(scored, LENGTH, limits, users))
+
+
+def _scores(scorer: Catalogue, users: Ints) -> Scores:
+    """A line for each of some users, who may stand there several times; each user is scored once."""
+    distinct, lines = np.unique(users, return_inverse=True)
+    return scorer.scores(distinct)[lines] if len(distinct) < len(users) else scorer.scores(users)
 
 
 def better_and_equal(

@@ -28,6 +28,8 @@ class WindowRecording(NamedTuple):
     stop: int
     head_batches: list[HeadExamples | None]
     state: Arrays
+    #: The head that these examples give.
+    head: MetaParameters
 
 
 class WindowMetaTraining:
@@ -133,19 +135,23 @@ class WindowMetaTraining:
             updater.recommender.restore_streaming_state(shared.state)
         return updater, [head_examples for head_examples in head_batches if head_examples is not None]
 
+    def trained_head(self, updater: Updater, head_batches: list[HeadExamples]) -> MetaParameters:
+        """The head of a trial, which has `recorded` these examples."""
+        return updater.train_head(head_batches, None if self._shared is None else self._shared.head)
+
     @contextmanager
     def sharing(self, strategy: Strategy, start: PretrainedState, stop: int) -> Iterator[None]:
         """Observe the window up to `stop` once, for every recording from this start while it lasts.
 
-        What the head sees of counts, neighbours and pasts is the same whatever a strategy does to rows.
+        What the head sees of counts, neighbours and pasts is the same whatever a strategy does to rows. So a head that
+        was trained beside the rows of one strategy needs few passes beside others (`trained_head`).
         """
-        updater = self._before_window(strategy, start, {})
-        recommender, head_batches = updater.recommender, list[HeadExamples | None]()
+        updater, head_batches = self._before_window(strategy, start, {}), list[HeadExamples | None]()
         for batch in self._batches(stop):
             head_batches.append(updater.head_examples(batch))
-            recommender.observe(batch.users, batch.items, batch.times, updater.history)
-            updater.history.append(batch.users, batch.items)
-        self._shared = WindowRecording(start, stop, head_batches, recommender.streaming_state())
+            updater.learn(batch, teach_head=False)
+        head = updater.train_head([head_examples for head_examples in head_batches if head_examples is not None])
+        self._shared = WindowRecording(start, stop, head_batches, updater.recommender.streaming_state(), head)
         try:
             yield
         finally:

@@ -46,7 +46,7 @@ _PRETRAIN_TRIALS = 3
 #: Plain steps under which a pre-trained recommender is judged, a gentle and a usual one: the better counts.
 _JUDGE_STEPS = (0.1, 0.3)
 #: Choices by lists look at as many events of the judged part as this many scores allow, between a least and a most.
-LISTED_SCORES, FEWEST_LISTED, MOST_LISTED = 2e7, 1_000, 4_500
+LISTED_SCORES, FEWEST_LISTED, MOST_LISTED = 2e7, 1_000, 2_000
 
 
 class Selection:
@@ -153,7 +153,7 @@ class Selection:
             try:
                 later = again()
                 self._prepare(start)
-                shared.enter_context(self._sharing(strategy, start, later))
+                shared.enter_context(self._sharing(strategy, start, later, fixed))
             except KeyboardInterrupt:
                 if not self._goes_on():
                     raise
@@ -168,12 +168,12 @@ class Selection:
             return self.searched(name, space, judge, fixed)
 
     def _sharing(
-        self, strategy: StrategyChoice, start: PretrainedState, again: PretrainedState | None
+        self, strategy: StrategyChoice, start: PretrainedState, again: PretrainedState | None, fixed: Plain
     ) -> AbstractContextManager[None]:
-        """What trials share, where a head is trained on recordings of the window."""
+        """What trials share, where a head is trained on recordings of the window: under the first point to be tried."""
         if not start.headed or again is not None:
             return nullcontext()
-        learner = self.plan.make_strategy({}, strategy)
+        learner = self.plan.make_strategy({**self.space(strategy, fixed).starts[0], **fixed}, strategy)
         return self._meta_training.sharing(learner, start, self.parts.judged_from)
 
     def searched(
@@ -241,7 +241,7 @@ class Selection:
             return deploy(learner, again, self.before_judged, meta_training)
         if start.headed:
             updater, head_batches = self._meta_training.recorded(learner, start, stop, meta_training)
-            updater.take_over(updater.train_head(head_batches))
+            updater.take_over(self._meta_training.trained_head(updater, head_batches))
             for head_examples in head_batches:
                 updater.teach_head(head_examples)
             return updater

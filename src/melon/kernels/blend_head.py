@@ -11,21 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from melon.kernels.types import (
-    DOUBLE,
-    DOUBLE_TABLE,
-    DOUBLES,
-    FLAG_TABLE,
-    INT,
-    INTS,
-    SINGLE_CUBE,
-    SINGLE_TABLE,
-    SINGLES,
-    SMALL_INT_TABLE,
-    Fields,
-    Signature,
-)
-from melon.types import Flags, Floats, Ints, Singles, SmallInts
+from melon.kernels.types import FlagTable, FloatTable, SingleCube, SingleTable, SmallIntTable
+from melon.types import Flags, Floats, Ints, Singles
 
 #: How many decayed counts the head sees, which of them belongs to recent co-occurrence, and the one that never decays.
 COUNTS, RECENT, ALWAYS = 6, 4, 6
@@ -44,7 +31,7 @@ ACTIVE_COUNTS = (1, 3)
 class Rings(NamedTuple):
     """The last partners of rows (`PartnerRings`), how many each row met, and how many rows there are."""
 
-    partners: SmallInts
+    partners: SmallIntTable
     met: Ints
     known: int
 
@@ -52,7 +39,7 @@ class Rings(NamedTuple):
 class Counts(NamedTuple):
     """Decayed counts (`ItemCounts`): as of each item's last event, its first and last event, decay rates, and now."""
 
-    counts: Floats
+    counts: FloatTable
     first: Ints
     last: Ints
     rates: Floats
@@ -62,16 +49,16 @@ class Counts(NamedTuple):
 class Slots(NamedTuple):
     """Neighbours (`ItemNeighbours`): ids, counts, log₂ of the decayed ones, and now in half-lives."""
 
-    ids: SmallInts
-    counts: Singles
-    recent: Singles
+    ids: SmallIntTable
+    counts: SingleTable
+    recent: SingleTable
     now: float
 
 
 class Rows(NamedTuple):
     """A table (`Table.arrays`): values, last touches, the half-life of idle rows (0: none), how many rows, and now."""
 
-    values: Singles
+    values: SingleTable
     touched: Ints
     half_life: float
     rows: int
@@ -81,22 +68,28 @@ class Rows(NamedTuple):
 class HeadTables(NamedTuple):
     """The weights of a head, or running means of their gradients."""
 
-    linear: Singles
-    hidden: Singles
-    shift: Singles
-    output: Singles
+    linear: SingleTable
+    hidden: SingleTable
+    shift: SingleTable
+    output: SingleTable
 
 
-RINGS: Fields = Fields(Rings, (SMALL_INT_TABLE, INTS, INT))
-COUNTED: Fields = Fields(Counts, (DOUBLE_TABLE, INTS, INTS, DOUBLES, INT))
-SLOTS: Fields = Fields(Slots, (SMALL_INT_TABLE, SINGLE_TABLE, SINGLE_TABLE, DOUBLE))
-ROWS: Fields = Fields(Rows, (SINGLE_TABLE, INTS, DOUBLE, INT, INT))
-HEAD: Fields = Fields(HeadTables, (SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE))
-SIGNATURES: dict[str, Signature] = {
-    "head_columns": (SINGLE_CUBE, SINGLES, SINGLES, SINGLE_CUBE, SINGLE_TABLE),
-    "head_step": (SINGLE_CUBE, SINGLE_TABLE, FLAG_TABLE, DOUBLES, *[HEAD] * 6),
-    "head_scores": (SINGLE_CUBE, DOUBLE, HEAD, SINGLE_TABLE),
-}
+def _active(rings: Rings, user: int) -> np.float32:
+    """How active a user has been."""
+    times = rings.met[user] if user < rings.known else np.int64(0)
+    return np.float32(math.log(1.0 + times) / 4 - 1)
+
+
+def _last_items(rings: Rings, counted: Counts, user: int, lasts: Ints, weights: Floats) -> int:
+    """The user's last items, newest first, and the weight of co-occurrence with each; returns how many there are."""
+    times, width = rings.met[user] if user < rings.known else np.int64(0), rings.partners.shape[1]
+    count = min(times, lasts.size, width)
+    for back in range(count):
+        item = np.int64(rings.partners[user, (times - 1 - back) % width])
+        taken = counted.counts[item, ALWAYS] if item < counted.first.size else 0.0
+        lasts[back], weights[back] = item, GAIN / math.sqrt(taken + SHRINK)
+    return int(count)
+
 
 #: The head works on this many lines at a time: long loops over items, whose numbers stay in the first cache.
 LINES_AT_ONCE = 8
@@ -209,7 +202,9 @@ def _softmax_slopes(scores: Singles, allowed: Flags, slopes: Singles) -> None:
         slopes[c] = slopes[c] / total - (1.0 if c == 0 else 0.0)
 
 
-def head_columns(inputs: Singles, centre: Singles, scale: Singles, columns: Singles, personal: Singles) -> None:
+def head_columns(
+    inputs: SingleCube, centre: Singles, scale: Singles, columns: SingleCube, personal: SingleTable
+) -> None:
     """Training examples as the head's step takes them: LINES_AT_ONCE lines at a time, scaled, input by input.
 
     `personal` gets what the items' scores are without the head.
@@ -225,7 +220,7 @@ def head_columns(inputs: Singles, centre: Singles, scale: Singles, columns: Sing
 
 
 def head_step(
-    columns: Singles, personal: Singles, allowed: Flags, rates: Floats,
+    columns: SingleCube, personal: SingleTable, allowed: FlagTable, rates: Floats,
     head: HeadTables, means: HeadTables, squares: HeadTables,
     new: HeadTables, new_means: HeadTables, new_squares: HeadTables,
 ) -> None:  # fmt: skip
@@ -261,7 +256,7 @@ def head_step(
     _adam(head.output, means.output, squares.output, to_output, rates, new.output, new_means.output, new_squares.output)
 
 
-def head_scores(inputs: Singles, constant: float, head: HeadTables, out: Singles) -> None:
+def head_scores(inputs: SingleCube, constant: float, head: HeadTables, out: SingleTable) -> None:
     """Scores of lines of items from their inputs, by a head over unscaled inputs; `constant` is taken off each."""
     (lines, width, n_inputs), units = inputs.shape, head.output.shape[1]
     some = max(LINES_AT_ONCE * 32 // max(width, 1), 1)

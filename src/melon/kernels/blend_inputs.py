@@ -13,39 +13,24 @@ from melon.kernels.blend_head import (
     ACTIVE,
     ACTIVE_COUNTS,
     ALWAYS,
-    COUNTED,
     COUNTS,
     FOLLOWED,
-    GAIN,
     LAST,
     MET,
     RECENT,
-    RINGS,
-    ROWS,
     SHRINK,
     SHRINK_RECENT,
-    SLOTS,
     Counts,
     Rings,
     Rows,
     Slots,
+    _active,
+    _last_items,
 )
 from melon.kernels.factor import _dot, _placed
 from melon.kernels.neighbours import add_up
-from melon.kernels.types import (
-    INT,
-    INT_TABLE,
-    INTS,
-    SINGLE_CUBE,
-    SMALL_INTS,
-    Signature,
-)
+from melon.kernels.types import IntTable, SingleCube
 from melon.types import Floats, Ints, Singles, SmallInts
-
-SIGNATURES: dict[str, Signature] = {
-    "inputs": (INTS, INT_TABLE, RINGS, COUNTED, SLOTS, SLOTS, *[ROWS] * 3, SMALL_INTS, SMALL_INTS, INT, SINGLE_CUBE),
-    "row_inputs": (INTS, INT_TABLE, RINGS, *[ROWS] * 3, SINGLE_CUBE),
-}
 
 
 def _left(table: Rows, row: int) -> np.float32:
@@ -74,12 +59,6 @@ def _of_items(items: Ints, count: int, counted: Counts) -> tuple[Singles, Floats
     return columns, divisors
 
 
-def _active(rings: Rings, user: int) -> np.float32:
-    """How active a user has been."""
-    times = rings.met[user] if user < rings.known else np.int64(0)
-    return np.float32(math.log(1.0 + times) / 4 - 1)
-
-
 def _put_rows(
     own: Singles, own_left: np.float32, item_rows: Rows, bias_rows: Rows, item: int, active: np.float32, line: Singles
 ) -> None:
@@ -92,7 +71,7 @@ def _put_rows(
 
 
 def row_inputs(
-    users: Ints, lines: Ints, rings: Rings, user_rows: Rows, item_rows: Rows, bias_rows: Rows, out: Singles
+    users: Ints, lines: IntTable, rings: Rings, user_rows: Rows, item_rows: Rows, bias_rows: Rows, out: SingleCube
 ) -> None:
     """Those of the `inputs` that come from rows; the others are left alone."""
     for n in range(lines.shape[0]):
@@ -103,9 +82,9 @@ def row_inputs(
 
 
 def inputs(
-    users: Ints, lines: Ints, rings: Rings, counted: Counts, neighbours: Slots, followers: Slots,
+    users: Ints, lines: IntTable, rings: Rings, counted: Counts, neighbours: Slots, followers: Slots,
     user_rows: Rows, item_rows: Rows, bias_rows: Rows,
-    item_at: SmallInts, columns: SmallInts, kinds: int, out: Singles,
+    item_at: SmallInts, columns: SmallInts, kinds: int, out: SingleCube,
 ) -> None:  # fmt: skip
     """The head's inputs of lines of items n × c, from storage.
 
@@ -116,16 +95,11 @@ def inputs(
     n_lines, width = lines.shape
     places, distinct, n_items = np.empty((n_lines, width), np.int64), np.empty(lines.size, np.int64), 0
     lasts, weights = np.full((n_lines, LAST), -1, np.int64), np.zeros((n_lines, LAST))
-    ring, met = rings.partners, rings.met
     for n in range(n_lines):
         for c in range(width):
             places[n, c] = _placed(item_at, distinct, n_items, lines[n, c])
             n_items = max(n_items, places[n, c] + 1)
-        times = met[users[n]] if users[n] < rings.known else np.int64(0)
-        for back in range(min(times, LAST, ring.shape[1])):
-            item = np.int64(ring[users[n], (times - 1 - back) % ring.shape[1]])
-            taken = counted.counts[item, ALWAYS] if item < counted.first.size else 0.0
-            lasts[n, back], weights[n, back] = item, GAIN / math.sqrt(taken + SHRINK)
+        _last_items(rings, counted, users[n], lasts[n], weights[n])
     features, divisors = _of_items(distinct, n_items, counted)
     sums = add_up(neighbours.ids, neighbours.counts, neighbours.recent, lasts, weights, lines, neighbours.now, columns)
     transitions = followers.ids.shape[0] > 0 and kinds > 0

@@ -1,67 +1,48 @@
-"""Lists of the blend as kernels: the head over all items for one user, and candidates of two-stage lists.
+"""Lists of the blend as kernels: the head over all items, and candidates of two-stage lists.
 
-It stands behind `best` and `blend_head`, whose functions it uses.
+It stands behind `best`, `blend_head`, `own_items` and `profiles`, whose functions it uses.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
-from melon.kernels.best import _put
+from melon.kernels.arithmetic import exp, log
+from melon.kernels.best import _ONE, _put
 from melon.kernels.blend_head import (
     ACTIVE,
     ACTIVE_COUNTS,
     ALWAYS,
-    COUNTED,
     FOLLOWED,
-    GAIN,
-    HEAD,
     LAST,
     MET,
     RECENT,
-    RINGS,
     SHRINK,
     SHRINK_RECENT,
-    SLOTS,
     Counts,
     HeadTables,
     Rings,
     Slots,
+    _active,
     _forward,
+    _last_items,
 )
-from melon.kernels.seen import SEEN, PairsSeen, _holds
-from melon.kernels.types import DOUBLES, FLAGS, INT, INTS, SINGLE, SINGLE_TABLE, SINGLES, SMALL_INTS, Fields, Signature
+from melon.kernels.own_items import BESIDE, Chains, own_of_user
+from melon.kernels.profiles import (
+    ProfileRows,
+    Tastes,
+    _preferences,
+    match_again,
+    match_all,
+    recent,
+)
+from melon.kernels.seen import PairsSeen, _holds
+from melon.kernels.types import SingleTable
 from melon.types import Flags, Floats, Ints, Singles, SmallInts
 
-
-class UserState(NamedTuple):
-    """What a list needs of one user.
-
-    `active` is how active the user has been, `lasts` are the last items, newest first, with `weights` of co-occurrence
-    with each; `preferences` are differences from what is `usual`, of the features of items at `features`.
-    """
-
-    active: np.float32
-    lasts: Ints
-    weights: Floats
-    preferences: Floats
-    usual: Floats
-    features: Ints
-
-
-_USER: Fields = Fields(UserState, (SINGLE, INTS, DOUBLES, DOUBLES, DOUBLES, INTS))
-SIGNATURES: dict[str, Signature] = {
-    "all_items": (
-        *(HEAD, SINGLE, _USER, SINGLE_TABLE, SINGLE_TABLE, SLOTS, SLOTS, SMALL_INTS, SINGLE_TABLE),
-        *(INTS, SINGLE_TABLE, SINGLES),
-    ),
-    "shortlist": (INT, RINGS, COUNTED, SLOTS, INTS, INTS, INT, FLAGS, SEEN, SMALL_INTS, INTS),
-}
-
-_FREE, _ONE = np.int32(-1), np.float32(1)
+_FREE, _LN2 = np.int32(-1), np.float32(0.6931471805599453)
 #: Items that are worked on at a time, so that they stay in the core's own cache.
 _LANES = 256
 #: From this share of all items on (1/n), items that met one of the user's are not scored without it first.
@@ -74,11 +55,14 @@ def _co_occurrence(
     kept: Slots, lasts: Ints, weights: Floats, slots: SmallInts, items: Ints, sums: Floats, first: int, found: int
 ) -> int:
     """Add up how often the last items met others, into columns of `sums`; `slots` says which column an item has."""
+    late = np.empty(kept.ids.shape[1], np.float32)
     for place in range(lasts.size):
         row = lasts[place]
         if row < 0 or row >= kept.ids.shape[0]:
             continue
-        for s in range(kept.ids.shape[1]):
+        for s in range(late.size):  # all at once, for a vector's work
+            late[s] = exp(_LN2 * np.float32(kept.recent[row, s] - kept.now))
+        for s in range(late.size):
             item = kept.ids[row, s]
             if item == _FREE:
                 break
@@ -91,13 +75,12 @@ def _co_occurrence(
                     sums[kind, found] = 0
                 found += 1
             column, plain = slots[item], weights[place] * kept.counts[row, s]
-            late = weights[place] * math.pow(2.0, kept.recent[row, s] - kept.now)
             sums[first, column] += plain
             if first == 0:
                 sums[1, column] += plain / (place + 1)
-                sums[2, column] += late
+                sums[2, column] += weights[place] * late[s]
             else:
-                sums[first + 1, column] += late
+                sums[first + 1, column] += weights[place] * late[s]
     return found
 
 
@@ -117,34 +100,64 @@ def _put_items(items: Ints, scores: Singles, columns: Singles, pairs: Singles, b
         block[0, lane] = scores[item]
         for f in range(columns.shape[0]):
             block[1 + f, lane] = columns[f, item]
-        for f in range(pairs.shape[1]):
-            block[MET + f, lane] = pairs[item, f]
+        for f in range(pairs.shape[0]):
+            block[MET + f, lane] = pairs[f, item]
 
 
 def all_items(
-    head: HeadTables,
-    constant: np.float32,
-    user: UserState,
-    columns: Singles,
-    counts: Singles,
-    neighbours: Slots,
-    followers: Slots,
-    slots: SmallInts,
-    pairs: Singles,
-    own_items: Ints,
-    own: Singles,
-    scores: Singles,
-) -> None:
-    """Turn dot products of one user with all items into the blend's scores, in place.
+    users: Ints, head: HeadTables, constant: np.float32, features: Ints, rings: Rings, takers: Rings, counted: Counts,
+    neighbours: Slots, followers: Slots, tastes: Tastes, own: Chains, profiles: ProfileRows,
+    factors: SingleTable, columns: SingleTable, counts: SingleTable, slots: SmallInts, seen: bool, scores: SingleTable,
+) -> None:  # fmt: skip
+    """Turn dot products of users with all items into the blend's scores, in place.
 
-    `head` is one over unscaled inputs, `constant` what every score lacks. `columns` are the items' biases and features,
-    × items; `counts` all and recent events of items, 2 × items; `pairs` further inputs of pairs, items × some. Items
-    that met one of the user's last ones, and `own_items`, with inputs `own`, are scored a second time, with
-    co-occurrence. `slots` is scratch: an EMPTY for each item, before and after.
+    `head` is one over unscaled inputs, `constant` what every score lacks, `features` the inputs that preferences are
+    about. `columns` are the items' biases and features, × items; `counts` all and recent events of items, 2 × items;
+    `factors` what `prepare` gave. Items that the user has had are looked at one by one where they may be listed
+    (`seen`). `slots` is scratch: an EMPTY for each item, before and after.
     """
-    many, more, units = pairs.shape[0], pairs.shape[1], head.output.shape[1]
+    many, dim = scores.shape[1], profiles.of_items.shape[1]
+    lasts, weights = np.empty(LAST, np.int64), np.empty(LAST)
+    ring, direction, profile = (
+        np.empty(rings.partners.shape[1], np.int32),
+        np.empty(dim, np.float32),
+        np.empty(dim, np.float32),
+    )
+    shares = np.empty_like(counts)  # what co-occurrence with an item counts
+    for item in range(many):
+        shares[0, item] = 1 / math.sqrt(counts[0, item] + SHRINK)
+        shares[1, item] = 1 / math.sqrt(counts[1, item] + SHRINK_RECENT)
+    preferred, pairs = np.empty(tastes.means.shape[1]), np.empty((3 if dim else 0, many), np.float32)
+    for n in range(users.size):
+        user = users[n]
+        last, size = _last_items(rings, counted, user, lasts, weights), own.sizes[user] if user < own.sizes.size else 0
+        own_rows = np.empty(size, np.int64)
+        own_inputs = np.empty((size, BESIDE + own.rates.size if own.rates.size else 0), np.float32)
+        had = own_of_user(user, own, takers, many, own_rows, own_inputs)
+        _preferences(user, tastes, preferred)
+        if dim:
+            recent(rings, user, profiles, ring, direction, profile)
+            match_all(direction, profile, profiles, factors, pairs)
+            if seen:
+                match_again(user, own_rows[:had], takers, profiles, ring, direction, profile, pairs)
+        _all_items(
+            head, constant, _active(rings, user), lasts[:last], weights[:last], preferred, tastes.overall, features,
+            columns, shares, neighbours, followers, slots, pairs, own_rows[:had], own_inputs, scores[n],
+        )  # fmt: skip
+
+
+def _all_items(
+    head: HeadTables, constant: np.float32, active: np.float32, lasts: Ints, weights: Floats, preferred: Floats,
+    usual: Floats, features: Ints, columns: Singles, shares: Singles, neighbours: Slots, followers: Slots,
+    slots: SmallInts, pairs: Singles, own_items: Ints, own: Singles, scores: Singles,
+) -> None:  # fmt: skip
+    """The same for one user: last items with weights, preferences, further inputs of pairs, own items with inputs.
+
+    Items that met one of the user's last ones, and own items, are scored with co-occurrence, all others without it.
+    """
+    many, more, units = scores.size, pairs.shape[0], head.output.shape[1]
     kinds = 3 + (2 if followers.ids.shape[1] > 0 else 0)
-    most, first = user.lasts.size * neighbours.ids.shape[1] + followers.ids.shape[1], _fours(MET + more)
+    most, first = lasts.size * neighbours.ids.shape[1] + followers.ids.shape[1], _fours(MET + more)
     most, had = most + own_items.size, own.shape[1]
     own_at = np.full(most, -1, np.int64)
     met, sums, dots = np.empty(most, np.int64), np.empty((kinds, most)), np.empty(most, np.float32)
@@ -152,15 +165,17 @@ def all_items(
     deep = np.empty((units, _LANES), np.float32)
     linear, hidden = np.zeros((1, block.shape[0]), np.float32), np.zeros((units, block.shape[0]), np.float32)
     shift = np.empty((units, 1), np.float32)
-    lacks = constant - _personal(head.linear[0], user, kinds, more, had, linear[0])
+    lacks = constant - _personal(head.linear[0], active, preferred, usual, features, kinds, more, had, linear[0])
     linear[0, 0] += _ONE  # the personal score stands beside the head
     linear[0, 1] += _ONE
     for u in range(units):
-        shift[u, 0] = head.shift[u, 0] + _personal(head.hidden[u], user, kinds, more, had, hidden[u])
+        shift[u, 0] = head.shift[u, 0] + _personal(
+            head.hidden[u], active, preferred, usual, features, kinds, more, had, hidden[u]
+        )
     alone, hidden_alone = np.ascontiguousarray(linear[:, :first]), np.ascontiguousarray(hidden[:, :first])
-    found = _co_occurrence(neighbours, user.lasts, user.weights, slots, met, sums, 0, 0)
+    found = _co_occurrence(neighbours, lasts, weights, slots, met, sums, 0, 0)
     if kinds > 3:
-        found = _co_occurrence(followers, user.lasts[:1], user.weights[:1], slots, met, sums, 3, found)
+        found = _co_occurrence(followers, lasts[:1], weights[:1], slots, met, sums, 3, found)
     found = _with_own(own_items, slots, met, sums, own_at, found)
     some = _MANY_MET * found > many
     others = _others(slots[:many]) if some else np.empty(0, np.int64)
@@ -180,18 +195,16 @@ def all_items(
         for f in range(columns.shape[0]):
             block[1 + f, :width] = columns[f, start : start + width]
         for f in range(more):
-            _copy(pairs[start : start + width, f], block[MET + f])
+            block[MET + f, :width] = pairs[f, start : start + width]
         said[:] = -lacks
         _forward(block, _LANES, alone, hidden_alone, shift, head.output, deep, said)
         scores[start : start + width] = said[0, :width]
     for start in range(0, found, _LANES):
         width = min(_LANES, found - start)
         _put_items(met[start : start + width], scores, columns, pairs, block)
+        _put_met(met[start : start + width], sums[:, start:], shares, block[first:])
         for lane in range(width):
-            item = met[start + lane]
             block[0, lane] = dots[start + lane]
-            for kind in range(kinds):
-                block[first + kind, lane] = math.log1p(sums[kind, start + lane] / _divisor(counts, kind, item))
             _put_own(own, own_at[start + lane], block[first + kinds :, lane])
         said[:] = -lacks
         _forward(block, width, linear, hidden, shift, head.output, deep, said)
@@ -212,14 +225,19 @@ def _with_own(own_items: Ints, slots: SmallInts, met: Ints, sums: Floats, own_at
     return found
 
 
+def _put_met(items: Ints, sums: Floats, shares: Singles, block: Singles) -> None:
+    """Inputs of co-occurrence, lane by lane."""
+    for kind in range(sums.shape[0]):
+        share = shares[1 if kind in _DECAYED else 0]
+        for lane in range(items.size):
+            block[kind, lane] = _ONE + np.float32(sums[kind, lane]) * share[items[lane]]
+        for lane in range(items.size):
+            block[kind, lane] = log(block[kind, lane])
+
+
 def _put_own(own: Singles, row: int, out: Singles) -> None:
     for f in range(own.shape[1]):
         out[f] = own[row, f] if row >= 0 else np.float32(0)
-
-
-def _copy(values: Singles, out: Singles) -> None:
-    for n in range(values.size):
-        out[n] = values[n]
 
 
 def _fours(size: int) -> int:
@@ -227,12 +245,10 @@ def _fours(size: int) -> int:
     return (size + 3) // 4 * 4
 
 
-def _divisor(counts: Singles, kind: int, item: int) -> float:
-    """What co-occurrence with an item is divided by."""
-    return math.sqrt(counts[1, item] + SHRINK_RECENT) if kind in _DECAYED else math.sqrt(counts[0, item] + SHRINK)
-
-
-def _personal(weights: Singles, user: UserState, kinds: int, more: int, had: int, out: Singles) -> np.float32:
+def _personal(
+    weights: Singles, active: np.float32, preferred: Floats, usual: Floats, features: Ints, kinds: int, more: int,
+    had: int, out: Singles,
+) -> np.float32:  # fmt: skip
     """One user's weights: features of items, further inputs of pairs, zeros, co-occurrence, own items; and a constant.
 
     An input times the user's activity is the input with another weight. Preferences are linear in the items' own
@@ -245,15 +261,15 @@ def _personal(weights: Singles, user: UserState, kinds: int, more: int, had: int
         out[MET + f] = weights[beside + f]
     for kind in range(kinds):
         out[first + kind] = weights[MET + kind] if kind < 3 else weights[FOLLOWED + kind - 3]
-    out[0] += user.active * weights[ACTIVE]
+    out[0] += active * weights[ACTIVE]
     for f in range(2):
-        out[2 + ACTIVE_COUNTS[f]] += user.active * weights[ACTIVE + 1 + f]
-    out[first] += user.active * weights[ACTIVE + 3]
-    width, same = user.preferences.size, 0.0
+        out[2 + ACTIVE_COUNTS[f]] += active * weights[ACTIVE + 1 + f]
+    out[first] += active * weights[ACTIVE + 3]
+    width, same = preferred.size, 0.0
     for f in range(width):
-        weight, suits = weights[beside + more + f], weights[beside + more + width + f] * user.preferences[f]
-        out[user.features[f]] += np.float32(suits)
-        same += weight * user.preferences[f] - suits * user.usual[f]
+        weight, suits = weights[beside + more + f], weights[beside + more + width + f] * preferred[f]
+        out[features[f]] += np.float32(suits)
+        same += weight * preferred[f] - suits * usual[f]
     for f in range(had):
         out[first + kinds + f] = weights[beside + more + 2 * width + f]
     return np.float32(same)
@@ -296,15 +312,11 @@ def shortlist(
     three ways of counting. Left out are items that are not `allowed` and those that the user has had. `slots` is
     scratch: an EMPTY for each item, before and after.
     """
-    times, ring = rings.met[user] if user < rings.known else np.int64(0), rings.partners
-    last = int(min(times, LAST, ring.shape[1]))
-    lasts, weights = np.empty(last, np.int64), np.empty(last)
-    for back in range(last):
-        item = int(ring[user, (times - 1 - back) % ring.shape[1]])
-        lasts[back], weights[back] = item, GAIN / math.sqrt(_decayed(counted, item, ALWAYS) + SHRINK)
+    lasts, weights = np.empty(LAST, np.int64), np.empty(LAST)
+    last = _last_items(rings, counted, user, lasts, weights)
     most = last * neighbours.ids.shape[1] + near.size + at_large.size
     items, sums, kept = np.empty(most, np.int64), np.zeros((3, most)), np.zeros(most, np.bool_)
-    found = _co_occurrence(neighbours, lasts, weights, slots, items, sums, 0, 0)
+    found = _co_occurrence(neighbours, lasts[:last], weights[:last], slots, items, sums, 0, 0)
     for column in range(found):
         total = math.sqrt(_decayed(counted, items[column], ALWAYS) + SHRINK)
         sums[0, column] /= total

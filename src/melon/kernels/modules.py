@@ -127,12 +127,11 @@ MODULES = {
     ),
     "lists": KernelModule(
         "the kernels of lists",
-        (seen, best, quantised, blend_head, blend_lists),
+        (arithmetic, seen, best, quantised, blend_head, own_items, profiles, blend_lists),
         signatures(
             *(best.products, best.counted, best.top, best.count_better, best.decayed, best.most_counted),
-            *(quantised.quantise, quantised.quantised_scan),
-        )
-        | blend_lists.SIGNATURES,
+            *(quantised.quantise, quantised.quantised_scan, blend_lists.all_items, blend_lists.shortlist),
+        ),
         doubled(signatures(best.top, best.count_better)),
     ),
     "baselines": KernelModule(
@@ -144,16 +143,31 @@ MODULES = {
         ),
         exact=True,
     ),
-    "own_items": KernelModule("the kernels of users' own items", (own_items,), own_items.SIGNATURES, exact=True),
+    "own_items": KernelModule(
+        "the kernels of users' own items",
+        (own_items,),
+        signatures(own_items.take_own, own_items.pick_own, own_items.own_inputs, own_items.own_of_user),
+        exact=True,
+    ),
     "ials": KernelModule(
         "the kernels of implicit ALS", (ials,), signatures(ials.last_partners, ials.solve, ials.follow)
     ),
     "blend": KernelModule(
         "the kernels of the blend's inputs and head",
         (factor, neighbours, blend_head, blend_inputs),
-        {**blend_head.SIGNATURES, **blend_inputs.SIGNATURES},
+        signatures(
+            *(blend_head.head_columns, blend_head.head_step, blend_head.head_scores),
+            *(blend_inputs.inputs, blend_inputs.row_inputs),
+        ),
     ),
-    "profiles": KernelModule("the kernels of profiles", (profiles,), profiles.SIGNATURES),
+    "profiles": KernelModule(
+        "the kernels of profiles",
+        (profiles,),
+        signatures(
+            *(profiles.take, profiles.match, profiles.prepare),
+            *(profiles.preferences, profiles.write_preferences, profiles.follow_preferences),
+        ),
+    ),
     "pairs": KernelModule(
         "the kernels of MeLON as published", (arithmetic, pairs), signatures(pairs.pair_rates, pairs.pair_rates_back)
     ),

@@ -1,8 +1,8 @@
 """What each user had, how often and how lately, as kernels: chains of blocks of entries, the newest first.
 
 An entry is one (user, item): counts that decay with the user's own events, and the number of the user's event that
-took the item last. Entries lie in blocks, `BLOCK` places each, because a walk along single ones would wait for memory
-at each step. `heads` is each user's newest block, `after` the next one of the same user, which is an older one; all but
+took the item last. Entries lie in blocks, `IN_BLOCK` places each: a walk along single ones would wait for memory at
+each step. `heads` is each user's newest block, `after` the next one of the same user, which is an older one; all but
 the newest are full. Walks go from the newest entry to the oldest.
 """
 
@@ -13,18 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from melon.kernels.types import (
-    DOUBLES,
-    INT,
-    INT_TABLE,
-    INTS,
-    SINGLE_CUBE,
-    SINGLE_TABLE,
-    SMALL_INT_TABLE,
-    SMALL_INTS,
-    Fields,
-    Signature,
-)
+from melon.kernels.blend_head import Rings
+from melon.kernels.types import IntTable, SingleCube, SingleTable, SmallIntTable
 from melon.types import Floats, Ints, Singles, SmallInts
 
 
@@ -40,22 +30,15 @@ class Chains(NamedTuple):
     after: SmallInts
     items: SmallInts
     last: SmallInts
-    counts: Singles
+    counts: SingleTable
     item_repeats: SmallInts
     rates: Floats
 
 
-CHAINS: Fields = Fields(Chains, (*[SMALL_INTS] * 7, SINGLE_TABLE, SMALL_INTS, DOUBLES))
-SIGNATURES: dict[str, Signature] = {
-    "take_own": (INTS, INTS, CHAINS, INT, INT, INTS, SMALL_INT_TABLE, SINGLE_TABLE),
-    "pick_own": (INTS, INT_TABLE, CHAINS, INT_TABLE),
-    "own_inputs": (INTS, INT_TABLE, CHAINS, INTS, INTS, INT, SMALL_INTS, SINGLE_CUBE),
-    "own_of_user": (INT, CHAINS, INTS, INTS, INT, INTS, SINGLE_TABLE),
-}
 #: Inputs of a pair: had at all, counts that decay, own events since, and both tendencies to repeat.
 BESIDE = 4
 #: Entries of a block.
-BLOCK = 8
+IN_BLOCK = 8
 _NONE = np.int32(-1)
 
 
@@ -63,19 +46,26 @@ def _newest(own: Chains, user: int) -> int:
     """The place of a user's newest entry; -1 for a user without any."""
     if user >= own.heads.size or own.heads[user] < 0:
         return -1
-    return int(own.heads[user]) * BLOCK + int(own.sizes[user] - 1) % BLOCK
+    return int(own.heads[user]) * IN_BLOCK + int(own.sizes[user] - 1) % IN_BLOCK
 
 
 def _older(own: Chains, place: int) -> int:
     """The place of the entry before this one; -1 behind the oldest."""
-    if place % BLOCK:
+    if place % IN_BLOCK:
         return place - 1
-    block = int(own.after[place // BLOCK])
-    return block * BLOCK + BLOCK - 1 if block >= 0 else -1
+    block = int(own.after[place // IN_BLOCK])
+    return block * IN_BLOCK + IN_BLOCK - 1 if block >= 0 else -1
 
 
 def take_own(
-    users: Ints, items: Ints, own: Chains, blocks: int, most: int, touched: Ints, before: SmallInts, counts: Singles
+    users: Ints,
+    items: Ints,
+    own: Chains,
+    blocks: int,
+    most: int,
+    touched: Ints,
+    before: SmallIntTable,
+    counts: SingleTable,
 ) -> int:
     """Let users take items one after the other; returns how many blocks there are.
 
@@ -95,11 +85,11 @@ def take_own(
         elif own.sizes[user] >= most:
             place = _weakest(own, newest, now)
         else:
-            if own.sizes[user] % BLOCK:
+            if own.sizes[user] % IN_BLOCK:
                 place = newest + 1
             else:
                 own.after[blocks], own.heads[user] = own.heads[user], np.int32(blocks)
-                place = blocks * BLOCK
+                place = blocks * IN_BLOCK
                 blocks += 1
             own.sizes[user] += np.int32(1)
         touched[n], before[n, 0], before[n, 1] = place, own.items[place], own.last[place]
@@ -123,15 +113,15 @@ def _weakest(own: Chains, newest: int, now: int) -> int:
     return weakest
 
 
-def pick_own(users: Ints, places: Ints, own: Chains, items: Ints) -> None:
+def pick_own(users: Ints, places: IntTable, own: Chains, items: IntTable) -> None:
     """The items of some of the users' entries, counted from the newest one; -1 for a user without any."""
     for n in range(users.size):
         newest = _newest(own, users[n])
         for c in range(places.shape[1]):
             place, back = newest, places[n, c]
-            while place >= 0 and back > place % BLOCK:
-                back -= place % BLOCK + 1
-                place = _older(own, place - place % BLOCK)
+            while place >= 0 and back > place % IN_BLOCK:
+                back -= place % IN_BLOCK + 1
+                place = _older(own, place - place % IN_BLOCK)
             items[n, c] = own.items[place - back] if place >= 0 else -1
 
 
@@ -147,12 +137,11 @@ def _write(own: Chains, user: int, entry: int, taken: float, out: Singles) -> No
 
 
 def own_inputs(
-    users: Ints, lines: Ints, own: Chains, met: Ints, known: Ints, first: int, columns: SmallInts, out: Singles
+    users: Ints, lines: IntTable, own: Chains, takers: Rings, first: int, columns: SmallInts, out: SingleCube
 ) -> None:
     """Write the inputs of lines of items n × c from input `first` on; 0 for what the user never had.
 
-    `met` is how often each item was taken, of the first known[0] items. `columns` is scratch: an EMPTY for each item,
-    before and after.
+    `takers` say how often each item was taken. `columns` is scratch: an EMPTY for each item, before and after.
     """
     width = BESIDE + own.rates.size
     for n in range(users.size):
@@ -168,7 +157,7 @@ def own_inputs(
         for c in range(lines.shape[1] if newest >= 0 else 0):
             item = lines[n, c]
             if item < columns.size and columns[item] >= 0:
-                taken = np.float64(met[item]) if item < known[0] else 0.0
+                taken = np.float64(takers.met[item]) if item < takers.known else 0.0
                 _write(own, user, columns[item], taken, out[n, c, first : first + width])
         place = newest
         while place >= 0:
@@ -177,14 +166,14 @@ def own_inputs(
             place = _older(own, place)
 
 
-def own_of_user(user: int, own: Chains, met: Ints, known: Ints, n_items: int, items: Ints, inputs: Singles) -> int:
+def own_of_user(user: int, own: Chains, takers: Rings, n_items: int, items: Ints, inputs: SingleTable) -> int:
     """The user's own items below `n_items` and their inputs; returns how many there are."""
     found = 0
     place = _newest(own, user)
     while place >= 0:
         item = own.items[place]
         if item < n_items:
-            taken = np.float64(met[item]) if item < known[0] else 0.0
+            taken = np.float64(takers.met[item]) if item < takers.known else 0.0
             items[found] = item
             _write(own, user, place, taken, inputs[found])
             found += 1

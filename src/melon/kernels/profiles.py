@@ -7,67 +7,35 @@ from typing import NamedTuple
 
 import numpy as np
 
-from melon.kernels.types import (
-    DOUBLE,
-    DOUBLE_TABLE,
-    DOUBLES,
-    INT,
-    INT_TABLE,
-    INTS,
-    SINGLE_CUBE,
-    SINGLE_TABLE,
-    SINGLES,
-    SMALL_INT_TABLE,
-    Fields,
-    Signature,
-)
+from melon.kernels.blend_head import Rings
+from melon.kernels.types import FloatTable, IntTable, SingleCube, SingleTable
 from melon.types import Floats, Ints, Singles, SmallInts
 
 #: Added under a root, so that a row of zeros has the direction of zeros.
 TINY = 1e-9
 
 
-class Pairs(NamedTuple):
-    """Users and candidates n × c, with all that is known of both.
-
-    `directions` are users' rows of length 1, `profiles` the sums over each one's last items `lasts`, newest first.
-    `item_rows` and `takers` (as of each item's last interaction) are stored by item, `weight` and `last` belong to
-    `takers`; `rings` are the last takers of an item by number, of `taken` in all.
+class ProfileRows(NamedTuple):
+    """Rows of users and items; by item the sum of its takers' directions as of its last event, their weight, and that
+    event; then now, the rate at which takers decay, and what is left of an item in a user's profile at the next one.
     """
 
-    users: Ints
-    items: Ints
-    directions: Singles
-    profiles: Singles
-    lasts: SmallInts
-    item_rows: Singles
-    takers: Singles
+    of_users: SingleTable
+    of_items: SingleTable
+    takers: SingleTable
     weight: Floats
     last: Ints
-    rings: SmallInts
+    now: int
+    rate: float
+    kept: float
+
+
+class Tastes(NamedTuple):
+    """Means of each user, how much each took, and the means of all events and their number."""
+
+    means: SingleTable
     taken: Ints
-
-
-_VECTORS: Signature = (SINGLE_TABLE, SINGLE_TABLE)
-_PAIRS: Fields = Fields(
-    Pairs,
-    (
-        *(INTS, INT_TABLE, SINGLE_TABLE, SINGLE_TABLE, SMALL_INT_TABLE),
-        *(SINGLE_TABLE, SINGLE_TABLE, DOUBLES, INTS, SMALL_INT_TABLE, INTS),
-    ),
-)
-_MEANS: Signature = (SINGLE_TABLE, INTS, DOUBLES)
-SIGNATURES: dict[str, Signature] = {
-    "take": (INTS, INTS, INT, DOUBLE, *_VECTORS, DOUBLES, INTS),
-    "recent": (SMALL_INT_TABLE, INTS, INT, INTS, DOUBLE, *_VECTORS, SMALL_INT_TABLE, *_VECTORS),
-    "match": (_PAIRS, INT, DOUBLE, DOUBLE, INT, SINGLE_CUBE),
-    "prepare": (SINGLE_TABLE, SINGLE_TABLE, DOUBLES, SINGLES, INTS, SINGLE_TABLE),
-    "match_all": (SINGLES, SINGLES, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE, SINGLE_TABLE),
-    "taken_by": (INT, SMALL_INT_TABLE, INTS, INTS),
-    "preferences": (INTS, *_MEANS, DOUBLE_TABLE),
-    "write_preferences": (INTS, DOUBLE_TABLE, DOUBLES, INT, SINGLE_CUBE),
-    "follow_preferences": (*[INTS] * 2, DOUBLE_TABLE, INTS, INTS, DOUBLES, INT, *_MEANS),
-}
+    overall: Floats
 
 
 def _product(one: Singles, other: Singles) -> float:
@@ -82,8 +50,8 @@ def take(
     items: Ints,
     first_event: int,
     rate: float,
-    user_rows: Singles,
-    takers: Singles,
+    user_rows: SingleTable,
+    takers: SingleTable,
     weight: Floats,
     last: Ints,
 ) -> None:
@@ -104,120 +72,136 @@ def take(
                 profile[d] = profile[d] * left
 
 
-def recent(
-    rings: SmallInts,
-    met: Ints,
-    known: int,
-    users: Ints,
-    decay_factor: float,
-    user_rows: Singles,
-    item_rows: Singles,
-    lasts: SmallInts,
-    directions: Singles,
-    out: Singles,
-) -> None:
-    """The last items of each user, newest first, −1 beyond them, and Σ_k decay^k · the direction of the k-th's row.
+def recent(rings: Rings, user: int, profiles: ProfileRows, lasts: SmallInts, direction: Singles, out: Singles) -> None:
+    """The last items of a user, newest first, −1 beyond them, and Σ_k kept^k · the direction of the k-th's row.
 
     And the direction of the user's own row; zeros where there is none.
     """
-    most = rings.shape[1]
-    for n in range(users.size):
-        user, profile, direction, weight = users[n], out[n], directions[n], 1.0
-        count = min(met[user], most) if user < known else 0
-        share = 0.0
-        row = user_rows[min(user, user_rows.shape[0] - 1)]
-        if user < user_rows.shape[0]:
-            share = 1.0 / math.sqrt(_product(row, row) + TINY)
-        for d in range(profile.size):
-            profile[d], direction[d] = 0, row[d] * share
-        for k in range(count, most):
-            lasts[n, k] = -1
-        for k in range(count):
-            item = np.int64(rings[user, (met[user] - 1 - k) % most])
-            lasts[n, k] = item
-            if item < item_rows.shape[0]:
-                row = item_rows[item]
-                share = weight / math.sqrt(_product(row, row) + TINY)
-                for d in range(profile.size):
-                    profile[d] += row[d] * share
-            weight *= decay_factor
+    most, weight = rings.partners.shape[1], 1.0
+    count = min(rings.met[user], most) if user < rings.known else 0
+    out[:], direction[:] = 0, 0
+    if user < profiles.of_users.shape[0]:
+        row = profiles.of_users[user]
+        share = 1.0 / math.sqrt(_product(row, row) + TINY)
+        for d in range(out.size):
+            direction[d] = row[d] * share
+    for k in range(count, most):
+        lasts[k] = -1
+    for k in range(count):
+        item = np.int64(rings.partners[user, (rings.met[user] - 1 - k) % most])
+        lasts[k] = item
+        if item < profiles.of_items.shape[0]:
+            row = profiles.of_items[item]
+            share = weight / math.sqrt(_product(row, row) + TINY)
+            for d in range(out.size):
+                out[d] += row[d] * share
+        weight *= profiles.kept
 
 
-def match(pairs: Pairs, now: int, rate: float, decay_factor: float, first: int, out: Singles) -> None:
+def match(
+    users: Ints, items: IntTable, rings: Rings, takers: Rings, profiles: ProfileRows, first: int, out: SingleCube
+) -> None:
     """The user against the item's takers, and the user's profile against the item and against its takers.
 
-    They are written from input `first` on. The user's own part in the takers' profile and the item's own part in the
-    user's profile are left out.
+    They are written for users n and items n × c, from input `first` on. The user's own part in the takers' profile and
+    the item's own part in the user's profile are left out. `rings` are the last items of users, `takers` the last users
+    of items.
     """
-    decay = -rate * math.log(2.0)
-    for n in range(pairs.users.size):
-        direction, profile = pairs.directions[n], pairs.profiles[n]
+    dim = profiles.of_items.shape[1]
+    lasts = np.empty(rings.partners.shape[1], np.int32)
+    direction, profile = np.empty(dim, np.float32), np.empty(dim, np.float32)
+    for n in range(users.size):
+        recent(rings, users[n], profiles, lasts, direction, profile)
         far, along, one = _product(profile, profile), _product(direction, profile), _product(direction, direction)
-        for c in range(pairs.items.shape[1]):
-            item, said = pairs.items[n, c], out[n, c]
-            if item >= pairs.item_rows.shape[0] or item >= pairs.takers.shape[0]:
-                said[first], said[first + 1], said[first + 2] = 0, 0, 0
-                continue
-            row, takers, weight, away = pairs.item_rows[item], pairs.takers[item], pairs.weight[item], far
-            size, wide, to_takers, to_item, both = _products(direction, profile, row, takers)
-            own = _times(pairs.rings[item], pairs.taken[item], pairs.users[n]) if item < pairs.taken.size else 0
-            again = _share(pairs.lasts[n], item, decay_factor) / math.sqrt(size + TINY)
-            if own or again > 0:
-                part = weight * own / max(pairs.taken[item], 1)
-                both -= again * _product(row, takers) + part * (along - again * _product(row, direction))
-                away = max(far + again * (again * size - 2 * to_item), 0.0)
-                wide = max(wide + part * (part * one - 2 * to_takers), 0.0)
-                to_item, to_takers, weight = to_item - again * size, to_takers - part * one, weight - part
-                if own == pairs.taken[item]:  # no other user took it
-                    to_takers, both = 0.0, 0.0
-            left, long = math.exp(decay * (now - pairs.last[item])), math.sqrt(away + TINY)
-            said[first] = left * to_takers / (left * weight + 1.0)
-            said[first + 1] = to_item / (long * math.sqrt(size + TINY))
-            said[first + 2] = both / (long * math.sqrt(wide + TINY))
+        for c in range(items.shape[1]):
+            said = out[n, c, first : first + 3]
+            _match(users[n], items[n, c], takers, profiles, lasts, direction, profile, far, along, one, said)
 
 
-def prepare(item_rows: Singles, takers: Singles, weight: Floats, left: Singles, changed: Ints, out: Singles) -> None:
+def _match(
+    user: int, item: int, rings: Rings, profiles: ProfileRows, lasts: SmallInts, direction: Singles, profile: Singles,
+    far: float, along: float, one: float, said: Singles,
+) -> None:  # fmt: skip
+    """`match` of one pair; `far`, `along` and `one` are the products of profile and direction."""
+    if item >= profiles.of_items.shape[0] or item >= profiles.takers.shape[0]:
+        said[0], said[1], said[2] = 0, 0, 0
+        return
+    row, takers, weight, away = profiles.of_items[item], profiles.takers[item], profiles.weight[item], far
+    size, wide, to_takers, to_item, both = _products(direction, profile, row, takers)
+    taken = rings.met[item] if item < rings.known else np.int64(0)
+    own = _times(rings.partners[item], int(taken), user) if taken else 0
+    again = _share(lasts, item, profiles.kept) / math.sqrt(size + TINY)
+    if own or again > 0:
+        part = weight * own / max(taken, 1)
+        both -= again * _product(row, takers) + part * (along - again * _product(row, direction))
+        away = max(far + again * (again * size - 2 * to_item), 0.0)
+        wide = max(wide + part * (part * one - 2 * to_takers), 0.0)
+        to_item, to_takers, weight = to_item - again * size, to_takers - part * one, weight - part
+        if own == taken:  # no other user took it
+            to_takers, both = 0.0, 0.0
+    left = math.exp(-profiles.rate * math.log(2.0) * (profiles.now - profiles.last[item]))
+    long = math.sqrt(away + TINY)
+    said[0] = left * to_takers / (left * weight + 1.0)
+    said[1] = to_item / (long * math.sqrt(size + TINY))
+    said[2] = both / (long * math.sqrt(wide + TINY))
+
+
+def prepare(profiles: ProfileRows, left: Singles, changed: Ints, out: SingleTable) -> None:
     """What `match_all` needs of each item: a factor for each of the three ways. `left` is what has not decayed.
 
     The first one falls with time; the others are those of items that have changed.
     """
     for item in range(left.size):
-        out[item, 0] = left[item] / (left[item] * np.float32(weight[item]) + np.float32(1))
+        out[item, 0] = left[item] / (left[item] * np.float32(profiles.weight[item]) + np.float32(1))
     for n in range(changed.size):
         item = changed[n]
-        row, profile = item_rows[item], takers[item]
+        row, profile = profiles.of_items[item], profiles.takers[item]
         out[item, 1] = 1.0 / math.sqrt(_product(row, row) + TINY)
         out[item, 2] = 1.0 / math.sqrt(_product(profile, profile) + TINY)
 
 
-def match_all(
-    direction: Singles, profile: Singles, item_rows: Singles, takers: Singles, factors: Singles, out: Singles
-) -> None:
-    """The same as `match` for one user and the first items, of which the user has had none."""
+def match_all(direction: Singles, profile: Singles, profiles: ProfileRows, factors: Singles, out: Singles) -> None:
+    """The same as `match` for one user and the first items, of which the user has had none: three lines of `out`."""
     long = 1.0 / math.sqrt(_product(profile, profile) + TINY)
     for item in range(factors.shape[0]):
-        row, others = item_rows[item], takers[item]
+        row, others = profiles.of_items[item], profiles.takers[item]
         to_takers, to_item, both = np.float32(0), np.float32(0), np.float32(0)
         for d in range(row.size):
             to_takers += direction[d] * others[d]
             to_item += profile[d] * row[d]
             both += profile[d] * others[d]
-        out[item, 0] = factors[item, 0] * to_takers
-        out[item, 1] = long * factors[item, 1] * to_item
-        out[item, 2] = long * factors[item, 2] * both
+        out[0, item] = factors[item, 0] * to_takers
+        out[1, item] = long * factors[item, 1] * to_item
+        out[2, item] = long * factors[item, 2] * both
+    out[:, factors.shape[0] :] = 0
 
 
-def taken_by(user: int, rings: SmallInts, taken: Ints, items: Ints) -> int:
-    """The items among whose last takers a user is; returns how many there are."""
-    count, wanted = 0, np.int32(user)
-    for item in range(rings.shape[0]):
-        ring, times = rings[item], 0
-        for k in range(ring.size):
-            times += ring[k] == wanted
-        if times and _times(ring, taken[item], user):
-            items[count] = item
-            count += 1
-    return count
+def match_again(
+    user: int, own: Ints, rings: Rings, profiles: ProfileRows, lasts: SmallInts, direction: Singles, profile: Singles,
+    out: Singles,
+) -> None:  # fmt: skip
+    """Put what `match` says of the user's own items in place of what `match_all` said.
+
+    Where it is not known what the user had (`own` is empty), items among whose last takers the user is count.
+    """
+    far, along, one = _product(profile, profile), _product(direction, profile), _product(direction, direction)
+    said, wanted = np.empty(3, np.float32), np.int32(user)
+    for n in range(lasts.size + (own.size if own.size else rings.known)):
+        if n < lasts.size:
+            item = np.int64(lasts[n])
+        elif own.size:
+            item = own[n - lasts.size]
+        else:
+            item = np.int64(n - lasts.size)
+            ring, times = rings.partners[item], 0
+            for k in range(ring.size):
+                times += ring[k] == wanted
+            if not times:
+                continue
+        if 0 <= item < out.shape[1]:
+            _match(user, int(item), rings, profiles, lasts, direction, profile, far, along, one, said)
+            for f in range(3):
+                out[f, item] = said[f]
 
 
 def _products(
@@ -256,17 +240,19 @@ def _share(lasts: SmallInts, item: int, decay_factor: float) -> float:
     return share
 
 
-def preferences(users: Ints, means: Singles, taken: Ints, overall: Floats, out: Floats) -> None:
+def preferences(users: Ints, tastes: Tastes, out: FloatTable) -> None:
     """What users prefer: how their means differ from those of all, drawn towards nothing while little is known."""
     for n in range(users.size):
-        user, line, times = users[n], out[n], 0.0
-        if user < means.shape[0]:
-            times = np.float64(taken[user])
-        for f in range(means.shape[1]):
-            line[f] = times / (times + 3.0) * (means[user, f] - overall[f]) if times > 0 else 0.0
+        _preferences(users[n], tastes, out[n])
 
 
-def write_preferences(features: Ints, preferred: Floats, usual: Floats, first: int, out: Singles) -> None:
+def _preferences(user: int, tastes: Tastes, out: Floats) -> None:
+    times = np.float64(tastes.taken[user]) if user < tastes.means.shape[0] else 0.0
+    for f in range(tastes.means.shape[1]):
+        out[f] = times / (times + 3.0) * (tastes.means[user, f] - tastes.overall[f]) if times > 0 else 0.0
+
+
+def write_preferences(features: Ints, preferred: FloatTable, usual: Floats, first: int, out: SingleCube) -> None:
     """Write inputs from `first` on: users' preferences, and those times the candidate's own features in `out`."""
     width = features.size
     for n in range(out.shape[0]):
@@ -280,20 +266,18 @@ def write_preferences(features: Ints, preferred: Floats, usual: Floats, first: i
 def follow_preferences(
     users: Ints,
     places: Ints,
-    counts: Floats,
+    counts: FloatTable,
     last: Ints,
     first: Ints,
     rates: Floats,
     first_event: int,
-    means: Singles,
-    taken: Ints,
-    overall: Floats,
+    tastes: Tastes,
 ) -> None:
     """Let each user's means follow the features of the item taken, one event after another.
 
-    `counts`, `last` and `first` are those of distinct items before the first event, and are brought along. `taken`
-    is how much each user took, `overall` the means of all events and how many there were.
+    `counts`, `last` and `first` are those of distinct items before the first event, and are brought along.
     """
+    means, taken, overall = tastes.means, tastes.taken, tastes.overall
     for n in range(users.size):
         user, at, event = users[n], places[n], first_event + n
         own, every = max(0.1, 1.0 / (taken[user] + 1.0)), max(0.0005, 1.0 / (overall[4] + 1.0))

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from melon.kernels.types import INT, INTS, SMALL_INTS, Fields
 from melon.types import Ints, SmallInts
 
 
@@ -24,8 +23,6 @@ class PairsSeen(NamedTuple):
     starts: Ints
     past: SmallInts
 
-
-SEEN: Fields = Fields(PairsSeen, (INTS, INT, INTS, SMALL_INTS))
 
 _GOLDEN, _U64 = np.uint64(0x9E3779B97F4A7C15), np.uint64(64)
 _EMPTY, _LOW = np.int64(-1), np.int64(0xFFFFFFFF)
@@ -48,15 +45,15 @@ def _taken(seen: PairsSeen, user: np.int64, item: np.int64 | int) -> bool:
     """Whether an item is among the sorted ones of a user."""
     if user + 1 >= seen.starts.size:
         return False
-    low, end = seen.starts[user], seen.starts[user + 1]
-    high = end
-    while low < high:
-        middle = (low + high) >> 1
-        if seen.past[middle] < item:
-            low = middle + 1
-        else:
-            high = middle
-    return bool(low < end and seen.past[low] == item)
+    low = seen.starts[user]
+    size = seen.starts[user + 1] - low
+    if size == 0:
+        return False
+    while size > 1:  # without a branch that depends on what stands there, so that several searches wait together
+        half = size >> 1
+        low += half if seen.past[low + half - 1] < item else 0
+        size -= half
+    return bool(seen.past[low] == item)
 
 
 def _holds(seen: PairsSeen, user: np.int64, item: np.int64 | int) -> bool:

@@ -80,12 +80,3 @@ def _written(hint: Any) -> str | Fields:
     if hasattr(hint, "__metadata__"):
         return str(hint.__metadata__[0])
     return fields(hint) if hasattr(hint, "_fields") else _WRITTEN[hint]
-
-
-# Of kernels that write their arguments out.
-INT, SINGLE, DOUBLE = "int64", "float32", "float64"
-INTS, INT_TABLE = "int64[::1]", "int64[:, ::1]"
-SMALL_INTS, SMALL_INT_TABLE = "int32[::1]", "int32[:, ::1]"
-FLAGS, FLAG_TABLE = "boolean[::1]", "boolean[:, ::1]"
-SINGLES, SINGLE_TABLE, SINGLE_CUBE = "float32[::1]", "float32[:, ::1]", "float32[:, :, ::1]"
-DOUBLES, DOUBLE_TABLE = "float64[::1]", "float64[:, ::1]"

@@ -18,7 +18,7 @@ from melon.stream.batch import Batch
 from melon.stream.draws import Draws
 from melon.stream.history import History
 from melon.stream.pairs import pair_keys
-from melon.types import AnyArray, Flags, Floats, Ints, Singles
+from melon.types import AnyArray, Arrays, Flags, Floats, Ints, Singles
 
 #: The part of meta-training that belongs to the recommender's head.
 HEAD = "head/"
@@ -121,11 +121,12 @@ class HeadTeacher:
         assert self._headed is not None
         self._headed.head.keep(step.memory)
 
-    def meta_train(self, head_batches: Sequence[HeadExamples]) -> dict[str, AnyArray]:
-        """What the head learns from recorded training examples, as part of meta-training."""
+    def meta_train(self, head_batches: Sequence[HeadExamples], known: Arrays | None = None) -> dict[str, AnyArray]:
+        """What the head learns from recorded training examples, as part of meta-training (`BlendHead.meta_train`)."""
         if self._headed is None:
             return {}
-        learned = self._headed.head.meta_train(self._headed.head_values(None), head_batches)
+        known = known and {name.removeprefix(HEAD): array for name, array in known.items()}
+        learned = self._headed.head.meta_train(self._headed.head_values(None), head_batches, known)
         return {f"{HEAD}{name}": array for name, array in learned.items()}
 
     def take_over(self, meta_training: Mapping[str, AnyArray]) -> dict[str, AnyArray]:

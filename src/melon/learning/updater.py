@@ -215,9 +215,12 @@ class Updater:
 
     # Meta-training: what is trained on the selection window and deployed with other rows.
 
-    def train_head(self, head_batches: Sequence[HeadExamples]) -> Memory:
-        """What the recommender's head learns from recorded training examples, as part of meta-training."""
-        return self._teacher.meta_train(head_batches)
+    def train_head(self, head_batches: Sequence[HeadExamples], known: Memory | None = None) -> Memory:
+        """What the recommender's head learns from recorded training examples, as part of meta-training.
+
+        With a head that is `known` from the same events beside other rows, a few passes have to do.
+        """
+        return self._teacher.meta_train(head_batches, known)
 
     def teach_head(self, head_examples: HeadExamples) -> None:
         """Let the head make the step that it would have made when the training example was recorded."""

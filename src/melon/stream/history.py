@@ -18,6 +18,7 @@ from melon.data.interactions import Taken
 from melon.errors import CheckpointError
 from melon.journal import GrowingRows, RowPart, keep, note, recording
 from melon.kernels import policy
+from melon.kernels.blend_head import Rings
 from melon.stream.draws import Draws
 from melon.stream.pairs import AT_ONCE, SeenPairs, pair_keys
 from melon.stream.saved import MOST, SavedArrays, part_of, require, saved_array
@@ -116,6 +117,11 @@ class PartnerRings:
         """Rings and how many partners each row has met, for compiled kernels; both may have spare rows at their end."""
         ring, met = self._columns.arrays
         return ring, met
+
+    @property
+    def rings(self) -> Rings:
+        """The same with the number of rows."""
+        return Rings(*self.storage, self.rows)
 
     def append(self, rows: Ints, partners: Ints) -> None:
         """Record that each row met its partner, in order."""

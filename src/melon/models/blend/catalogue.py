@@ -43,33 +43,19 @@ class BlendCatalogue(Catalogue):
         return of_items, self._stream.of_items(self._n_items, of_items[1:])
 
     @cached_property
-    def _factors(self) -> Singles | None:
-        """Factors of all items, where the head compares pairs in rows of implicit ALS."""
-        return None if self._stream.profiles is None else self._stream.profiles.prepare(self._n_items, self._past)
+    def _factors(self) -> Singles:
+        """Factors of all items; none where the head does not compare pairs in rows of implicit ALS."""
+        profiles = self._stream.profiles
+        return np.empty((0, 0), np.float32) if profiles is None else profiles.prepare(self._n_items, self._past)
 
     def scores(self, users: Ints, *, unseen: bool = False) -> Singles:
-        kernels = policy.load("lists")
-        out = self._rows.products(users, np.zeros_like(self._rows.bias))
-        profiles, neighbours = self._stream.profiles, self._stream.slots
-        pairs = np.zeros((self._n_items, 0 if profiles is None else 3), dtype=np.float32)
+        users, out = np.ascontiguousarray(users), self._rows.products(users, np.zeros_like(self._rows.bias))
         # Where the oldest pairs are forgotten, an item that the user has had may be listed again.
         seen = not unseen or self._past.max_pairs is not None
-        for line in range(len(users)):
-            if profiles is not None and self._factors is not None:
-                profiles.match_all(users[line : line + 1], self._factors, self._past, pairs, seen=seen)
-            user = self._stream.of_user(int(users[line]), self._past)
-            with scratch(self._n_items) as slots:
-                kernels.all_items(
-                    self._head,
-                    self._constant,
-                    user,
-                    *self._items,
-                    *neighbours,
-                    slots[: self._n_items],
-                    pairs,
-                    *self._stream.own_items(int(users[line]), self._past, self._n_items),
-                    out[line],
-                )
+        with scratch(self._n_items) as slots:
+            items = self._factors, *self._items, slots[: self._n_items]
+            state = self._stream.for_lists(self._past)
+            policy.load("lists").all_items(users, self._head, self._constant, *state, *items, seen, out)
         return out
 
     @cached_property
@@ -87,9 +73,9 @@ class BlendCatalogue(Catalogue):
     def _best_of(self, user: int, k: int, within: Within, near: Ints) -> Best:
         """The best of a shortlist of one user."""
         if within.seen is None:
-            near = np.concatenate([near, self._stream.own_items(user, self._past, self._n_items)[0]])
+            near = np.concatenate([near, self._stream.own_items(user, self._past, self._n_items)])
         rows = np.empty(len(near) + len(self._at_large) + 3 * MET, dtype=np.int64)
-        state = self._stream.rings(self._past), self._stream.counts.storage, self._stream.neighbours.storage
+        state = self._past.of_users.rings, self._stream.counts.storage, self._stream.neighbours.storage
         pairs = NO_PAIRS if within.seen is None else within.seen.storage
         with scratch(self._n_items) as slots:
             count = policy.load("lists").shortlist(

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from melon.kernels import policy
-from melon.kernels.blend_head import ALWAYS, GAIN, LAST, RECENT, SHRINK, Rings, Rows, Slots
-from melon.kernels.blend_lists import UserState
+from melon.kernels.blend_head import ALWAYS, RECENT, SHRINK, Rows, Slots
+from melon.kernels.own_items import Chains
+from melon.kernels.profiles import ProfileRows, Tastes
 from melon.models.streaming.counts import ItemCounts
 from melon.models.streaming.neighbours import ItemNeighbours, scratch
 from melon.models.streaming.own_items import OWN_INPUTS, OwnItems
@@ -46,8 +47,11 @@ _FOLLOWERS = 64
 _PREFERRED: Ints = np.array([ITEM_FEATURES.index(name) for name in OF_ITEMS])
 _PREFERRED_INPUTS: Ints = INPUTS.index(ITEM_FEATURES[0]) + _PREFERRED
 _NO_SLOTS = Slots(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), 0.0)
-_NOTHING: Floats = np.empty(0)
-_NO_ITEMS: tuple[Ints, Singles] = np.empty(0, np.int64), np.empty((0, 0), np.float32)
+_NO_ITEMS: Ints = np.empty(0, np.int64)
+_NO_ROWS: Singles = np.empty((0, 0), np.float32)
+_NO_TASTES = Tastes(_NO_ROWS, _NO_ITEMS, np.empty(0))
+_NO_OWN = Chains._make((*[np.empty(0, np.int32)] * 7, _NO_ROWS, np.empty(0, np.int32), np.empty(0)))
+_NO_PROFILES = ProfileRows._make((*[_NO_ROWS] * 3, np.empty(0), _NO_ITEMS, 0, 0.0, 0.0))
 
 
 class StreamFeatures:
@@ -98,7 +102,7 @@ class StreamFeatures:
         if len(self._item_at) < size:
             self._item_at = np.zeros(2 * size, dtype=np.int32)
         out: Singles = np.empty((*lines.shape, len(self.names)), dtype=np.float32)
-        state = self.rings(past), self.counts.storage, *self.slots
+        state = past.of_users.rings, self.counts.storage, *self.slots
         with scratch(size) as columns:
             policy.load("blend").inputs(
                 users, lines, *state, *rows, self._item_at, columns, len(self.usual) - len(INPUTS), out
@@ -113,12 +117,7 @@ class StreamFeatures:
 
     def rows_again(self, rows: Sequence[Rows], users: Ints, lines: Ints, past: History, out: Singles) -> None:
         """Write anew those of the `inputs` that rows give."""
-        policy.load("blend").row_inputs(users, lines, self.rings(past), *rows, out)
-
-    @staticmethod
-    def rings(past: History) -> Rings:
-        """Each user's last items, for kernels."""
-        return Rings(*past.of_users.storage, past.of_users.rows)
+        policy.load("blend").row_inputs(users, lines, past.of_users.rings, *rows, out)
 
     @property
     def slots(self) -> tuple[Slots, Slots]:
@@ -135,22 +134,17 @@ class StreamFeatures:
         np.log1p(columns, out=columns)
         return both
 
-    def of_user(self, user: int, past: History) -> UserState:
-        """What a list of all items needs of one user."""
-        one = np.array([user])
-        lasts = past.of_users.recent(one, LAST).partners[0]
-        weights = GAIN / np.sqrt(self.counts.totals(np.maximum(lasts, 0)) + SHRINK)
-        active = np.float32(math.log1p(int(past.of_users.met(one)[0])) / 4 - 1)
-        preferences, usual = _NOTHING, _NOTHING
-        if self.preferences is not None:
-            preferences, usual = self.preferences.read(one)[0], self.preferences.usual
-        return UserState(active, np.ascontiguousarray(lasts), weights, preferences, usual, _PREFERRED_INPUTS)
+    def for_lists(self, past: History) -> tuple[object, ...]:
+        """What lists of all items need, for their kernel; empty where it was not asked for."""
+        tastes = _NO_TASTES if self.preferences is None else self.preferences.storage
+        own = _NO_OWN if self.own is None else self.own.chains
+        profiles = _NO_PROFILES if self.profiles is None else self.profiles.storage(past)
+        rings = past.of_users.rings, past.of_items.rings
+        return _PREFERRED_INPUTS, *rings, self.counts.storage, *self.slots, tastes, own, profiles
 
-    def own_items(self, user: int, past: History, n_items: int) -> tuple[Ints, Singles]:
-        """A user's own items and the inputs that tell of them; nothing where the head does not look at them."""
-        if self.own is None:
-            return _NO_ITEMS
-        return self.own.of_user(user, past.of_items, n_items)
+    def own_items(self, user: int, past: History, n_items: int) -> Ints:
+        """A user's own items; none where the head does not look at them."""
+        return _NO_ITEMS if self.own is None else self.own.of_user(user, past.of_items, n_items)[0]
 
     def forget_user(self, user: int) -> None:
         """Take out what is known of a user."""

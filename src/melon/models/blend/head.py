@@ -24,6 +24,8 @@ from melon.types import Arrays, Flags, Floats, Ints, Singles
 LINEAR, HIDDEN, SHIFT, OUTPUT = TABLES = ("head_linear", "head_hidden", "head_shift", "head_output")
 #: Scales come from the first interactions of training, this many, then fixed.
 SCALED_BY = 4_000
+#: One in so many passes is enough for a head that was trained on the same events beside other rows.
+_LAST_PASSES = 4
 _LEAST_SCALE, _SAME = 1e-3, 1e-6
 _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8
 _STEPS = "steps"
@@ -159,17 +161,28 @@ class BlendHead:
             raise CheckpointError("the saved head of the blend has scales and yet is waiting for them.")
         self.keep({name: np.array(held) for name, held in memory.items()})
 
-    def meta_train(self, values: HeadValues, head_batches: Sequence[HeadExamples]) -> Arrays:
-        """Train on recorded training examples in order of time, several times over, from the given values; pure."""
+    def meta_train(
+        self, values: HeadValues, head_batches: Sequence[HeadExamples], known: Arrays | None = None
+    ) -> Arrays:
+        """Train on recorded training examples in order of time, several times over, from the given values; pure.
+
+        Where a head is `known` that was trained on the same events beside other rows, the last passes have to do, from
+        that head on.
+        """
         if not head_batches:
             return {}
         settings, kernels, steps = self.settings, policy.load("blend"), 0
         twin = BlendHead(len(self.centre), settings)
-        twin.centre, twin.scale = scales_of(head_batches)
+        passes = range(settings.passes - settings.passes // _LAST_PASSES if known else 0, settings.passes)
+        if known:
+            values = {name: np.asarray(array, dtype=np.float32) for name, array in known.items()}
+            twin.centre, twin.scale = values["centre"], values["scale"]
+        else:
+            twin.centre, twin.scale = scales_of(head_batches)
         held = [np.array(values[name]) for name in TABLES]
         now, then = [*held, *(np.zeros_like(each) for each in held * 2)], [np.empty_like(each) for each in held * 3]
         given = [(head_examples, twin._columns(head_examples)) for head_examples in head_batches]
-        for number in range(settings.passes):
+        for number in passes:
             lr = settings.meta_training_lr * (1 - 0.9 * number / settings.passes)  # to a tenth, so that it settles
             for head_examples, columns in given:
                 steps += 1
@@ -190,23 +203,12 @@ class BlendHead:
 
     def _rested(self, head_examples: HeadExamples) -> Arrays:
         """What is known of the inputs' scales after one more example: the scales themselves, once it is enough."""
-        inputs = head_examples.inputs.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            added = (
-                np.array(len(head_examples)),
-                np.array(inputs.shape[0] * inputs.shape[1]),
-                inputs.sum((0, 1)),
-                np.square(inputs - inputs.mean(1, keepdims=True)).sum((0, 1)),
-                np.square(inputs).sum((0, 1)),
-            )
-        sums = {
-            name: self._memory[name] + new if self._memory else new for name, new in zip(_RESTING, added, strict=True)
-        }
+            sums = _sums(head_examples.inputs, self._memory)
         if int(sums[_SEEN]) < self.settings.rest:
-            return {name: np.asarray(each) for name, each in sums.items()}
-        centre, within, squares = (sums[name] / int(sums[_PAIRS]) for name in (_SUM, _SPREAD, _SQUARES))
-        scale = _scale(within, squares - np.square(centre))
-        return {"centre": centre.astype(np.float32), "scale": scale.astype(np.float32)}
+            return sums
+        centre, scale = _scales(sums)
+        return {"centre": centre, "scale": scale}
 
     def _columns(self, head_examples: HeadExamples) -> tuple[Singles, Singles, Flags]:
         """A training example as the kernel's step takes it."""
@@ -231,27 +233,34 @@ def silent(values: HeadValues) -> bool:
 
 def scales_of(head_batches: Sequence[HeadExamples]) -> tuple[Singles, Singles]:
     """Means of the inputs and 1 / their spread within an event, over the first interactions (docs/methods.md 8.5)."""
-    first, seen = [], 0
+    sums: Arrays = {}
     for head_examples in head_batches:
-        first.append(head_examples.inputs[: SCALED_BY - seen])
-        seen += len(first[-1])
-        if seen >= SCALED_BY:
+        sums = _sums(head_examples.inputs[: SCALED_BY - int(sums.get(_SEEN, 0))], sums)
+        if int(sums[_SEEN]) >= SCALED_BY:
             break
-    inputs = np.concatenate(first).astype(np.float64)
-    centre: Floats = inputs.mean((0, 1))
-    within = np.square(inputs - inputs.mean(1, keepdims=True)).mean((0, 1))
-    scale = _scale(within, np.square(inputs).mean((0, 1)) - np.square(centre))
-    return centre.astype(np.float32), scale.astype(np.float32)
+    return _scales(sums)
 
 
-def _scale(within: Floats, overall: Floats) -> Floats:
-    """1 / the spread of inputs within events; of those that are the same for all candidates, over all events.
+def _sums(inputs: Singles, before: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    """How many interactions and pairs there are, and sums over pairs: with those of the examples `before`."""
+    wide = inputs.astype(np.float64)
+    squares = np.einsum("ncf,ncf->f", wide, wide)
+    totals = wide.sum(1)
+    wide -= (totals / inputs.shape[1])[:, None]
+    spread = np.einsum("ncf,ncf->f", wide, wide)
+    added = (np.array(len(wide)), np.array(wide.shape[0] * wide.shape[1]), totals.sum(0), spread, squares)
+    return {name: before[name] + new if before else new for name, new in zip(_RESTING, added, strict=True)}
+
+
+def _scales(sums: Mapping[str, npt.NDArray[Any]]) -> tuple[Singles, Singles]:
+    """Means, and 1 / the spread of inputs within events; of those that are the same for all candidates, over all.
 
     An input that never changed is left out: nothing was learned of what it means when it does.
     """
-    spread = np.sqrt(np.maximum(np.where(within < _SAME**2, overall, within), 0))
-    scale: Floats = np.where(spread < _SAME, 0.0, 1 / np.maximum(spread, _LEAST_SCALE))
-    return scale
+    centre, within, squares = (sums[name] / int(sums[_PAIRS]) for name in (_SUM, _SPREAD, _SQUARES))
+    spread = np.sqrt(np.maximum(np.where(within < _SAME**2, squares - np.square(centre), within), 0))
+    scale = np.where(spread < _SAME, 0.0, 1 / np.maximum(spread, _LEAST_SCALE))
+    return centre.astype(np.float32), scale.astype(np.float32)
 
 
 def _tables(arrays: Sequence[Singles]) -> list[HeadTables]:

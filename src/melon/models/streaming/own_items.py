@@ -12,7 +12,7 @@ import numpy as np
 
 from melon.journal import GrowingRows, RowPart, rows_needed
 from melon.kernels import policy
-from melon.kernels.own_items import BESIDE, BLOCK, Chains
+from melon.kernels.own_items import BESIDE, IN_BLOCK, Chains
 from melon.models.streaming.neighbours import scratch
 from melon.stream.draws import Draws
 from melon.stream.history import PartnerRings
@@ -44,7 +44,8 @@ class OwnItems:
         return self._users, self._blocks, self._places, self._items
 
     @property
-    def _chains(self) -> Chains:
+    def chains(self) -> Chains:
+        """Zero-copy view for kernels."""
         return Chains._make((*(array for part in self._parts for array in part.arrays), _RATES))
 
     def observe(self, users: Ints, items: Ints) -> None:
@@ -55,26 +56,26 @@ class OwnItems:
         self._items.touch(items)
         events, size, blocks = (np.ascontiguousarray(users), np.ascontiguousarray(items)), len(users), self._blocks.rows
         self._blocks.make_room(blocks + size)
-        self._places.make_room((blocks + size) * BLOCK)
+        self._places.make_room((blocks + size) * IN_BLOCK)
         touched, counts = np.empty(size, np.int64), np.empty((size, len(_RATES)), np.float32)
         rows = np.empty((size, 2), np.int32)
         before = touched, rows, counts
-        blocks = policy.load("own_items").take_own(*events, self._chains, blocks, MOST_ITEMS, *before)
+        blocks = policy.load("own_items").take_own(*events, self.chains, blocks, MOST_ITEMS, *before)
         self._blocks.grow(blocks)
-        self._places.grow(blocks * BLOCK)
+        self._places.grow(blocks * IN_BLOCK)
         self._places.overwrites((touched,), (rows[:, 0], rows[:, 1], counts))
 
     def write(self, users: Ints, lines: Ints, of_items: PartnerRings, first: int, out: Singles) -> None:
         """Write the inputs of lines of items n × c, from input `first` on."""
         with scratch(max(self._items.rows, rows_needed(lines.reshape(-1)))) as columns:
-            policy.load("own_items").own_inputs(users, lines, self._chains, *_met(of_items), first, columns, out)
+            policy.load("own_items").own_inputs(users, lines, self.chains, of_items.rings, first, columns, out)
 
     def sizes(self, users: Ints) -> Ints:
         """How many items of each user are remembered."""
         known = self._users.rows
         if not known:
             return np.zeros_like(users)
-        return np.where(users < known, self._chains.sizes[np.minimum(users, known - 1)], np.int64(0))
+        return np.where(users < known, self.chains.sizes[np.minimum(users, known - 1)], np.int64(0))
 
     def drawn(self, users: Ints, draws: Draws, events: Ints, count: int) -> Ints:
         """For each user `count` of its items, uniformly and each by itself; the draw belongs to the event.
@@ -83,26 +84,26 @@ class OwnItems:
         """
         places = draws.integers(events, count, np.maximum(self.sizes(users), 1), start=1 << 20)
         items = np.empty(places.shape, dtype=np.int64)
-        policy.load("own_items").pick_own(np.ascontiguousarray(users), places, self._chains, items)
+        policy.load("own_items").pick_own(np.ascontiguousarray(users), places, self.chains, items)
         return items
 
     def of_user(self, user: int, of_items: PartnerRings, n_items: int) -> tuple[Ints, Singles]:
         """A user's own items, and the inputs of each."""
-        size = int(self._chains.sizes[user]) if user < self._users.rows else 0
+        size = int(self.chains.sizes[user]) if user < self._users.rows else 0
         items, inputs = np.empty(size, dtype=np.int64), np.empty((size, len(OWN_INPUTS)), dtype=np.float32)
-        found = policy.load("own_items").own_of_user(user, self._chains, *_met(of_items), n_items, items, inputs)
+        found = policy.load("own_items").own_of_user(user, self.chains, of_items.rings, n_items, items, inputs)
         return items[:found], inputs[:found]
 
     def forget_user(self, user: int) -> None:
         """Know nothing of a user any more; the entries stay empty."""
         if user >= self._users.rows:
             return
-        own, block = self._chains, int(self._chains.heads[user])
+        own, block = self.chains, int(self.chains.heads[user])
         items = own.items[self._places_of(user)]
         own.item_repeats[items] = np.maximum(own.item_repeats[items] - 1, 0)
         while block >= 0:
             for each in (own.items, own.last, own.counts):
-                each[block * BLOCK : (block + 1) * BLOCK] = 0
+                each[block * IN_BLOCK : (block + 1) * IN_BLOCK] = 0
             own.after[block], block = -1, int(own.after[block])
         own.heads[user] = -1
         own.sizes[user] = own.taken[user] = own.repeats[user] = 0
@@ -120,20 +121,21 @@ class OwnItems:
         users, parts = len(saved_array(state, "heads", np.int32, (None,))), list[Any]()
         for place, name in enumerate(Chains._fields[:7]):
             least, most = whole[name]
-            size = users if place < 4 else blocks if name == "after" else blocks * BLOCK
+            size = users if place < 4 else blocks if name == "after" else blocks * IN_BLOCK
             parts.append(saved_array(state, name, np.int32, (size,), least=least, most=most))
         require(bool((parts[4] < np.arange(blocks)).all()), "a block of a user's items stands before an older one")
         heads, sizes, taken, _, after, _, last = parts
         lengths, block, owned = np.zeros(users, dtype=np.int64), heads, 0
-        for _ in range(MOST_ITEMS // BLOCK + 1):  # all users' chains, one block further each time
+        for _ in range(MOST_ITEMS // IN_BLOCK + 1):  # all users' chains, one block further each time
             held = np.flatnonzero(block >= 0)
             lengths[held] += 1
             owned += len(held)
-            late = last.reshape(-1, BLOCK)[block[held]] >= taken[held, None]
+            late = last.reshape(-1, IN_BLOCK)[block[held]] >= taken[held, None]
             require(not late.any(), "an entry is later than its user's events")
             block = np.where(block >= 0, after[block], -1)
-        require(bool((lengths == -(-sizes // BLOCK)).all()) and owned <= blocks, "users' numbers of items and blocks")
-        counts = saved_array(state, "counts", np.float32, (blocks * BLOCK, len(_RATES)), least=0, most=float(MOST))
+        fitting = bool((lengths == -(-sizes // IN_BLOCK)).all()) and owned <= blocks
+        require(fitting, "users' numbers of items and blocks")
+        counts = saved_array(state, "counts", np.float32, (blocks * IN_BLOCK, len(_RATES)), least=0, most=float(MOST))
         repeats = saved_array(state, "item_repeats", np.int32, (known,), least=0)
         checked = dict(zip(Chains._fields, (*parts, counts, repeats), strict=False))
         for each in self._parts:
@@ -141,14 +143,9 @@ class OwnItems:
 
     def _places_of(self, user: int) -> Ints:
         """The places of a user's entries."""
-        own, places = self._chains, list[Ints]()
-        block, room = int(own.heads[user]), (int(own.sizes[user]) - 1) % BLOCK + 1
+        own, places = self.chains, list[Ints]()
+        block, room = int(own.heads[user]), (int(own.sizes[user]) - 1) % IN_BLOCK + 1
         while block >= 0:
-            places.append(np.arange(block * BLOCK, block * BLOCK + room))
-            block, room = int(own.after[block]), BLOCK
+            places.append(np.arange(block * IN_BLOCK, block * IN_BLOCK + room))
+            block, room = int(own.after[block]), IN_BLOCK
         return np.concatenate(places) if places else np.empty(0, dtype=np.int64)
-
-
-def _met(of_items: PartnerRings) -> tuple[Ints, Ints]:
-    """How often each item was taken, and of how many items that is known."""
-    return of_items.storage[1], np.array([of_items.rows])

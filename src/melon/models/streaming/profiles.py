@@ -9,11 +9,10 @@ import numpy as np
 
 from melon.journal import GrowingRows, RowPart, keep, note
 from melon.kernels import policy
-from melon.kernels.profiles import Pairs
+from melon.kernels.profiles import ProfileRows, Tastes
 from melon.models.streaming.counts import ItemCounts
 from melon.models.streaming.ials import ImplicitALS
-from melon.stream.history import RING, History
-from melon.stream.pairs import distinct
+from melon.stream.history import History
 from melon.stream.saved import MOST, SavedArrays, part_of, require, saved_array
 from melon.types import Arrays, Floats, Ints, Singles
 
@@ -62,61 +61,34 @@ class Profiles:
         policy.load("profiles").take(*events, 1 / _HALF_LIFE, self.rows.users.rows, *self._items.held)
         self.rows.observe(users, items, past)
 
+    def storage(self, past: History) -> ProfileRows:
+        """Zero-copy view for kernels, as of now."""
+        return ProfileRows._make((*self._sides, *self._items.held, past.events, 1 / _HALF_LIFE, _DECAY))
+
     def match(self, users: Ints, items: Ints, past: History, out: Singles, first: int = 0) -> None:
         """How candidates n × c go with their users, three ways (`MATCHES`): into `out`, from input `first` on.
 
         The user's own part in what is said of an item is left out.
         """
-        sides, lasts = self._sides, np.empty((len(users), RING), dtype=np.int32)
-        directions, profiles = np.zeros((2, len(users), self.rows.dim), dtype=np.float32)
-        (rings, taken), known = past.of_items.storage, past.of_items.rows
-        kernels, users = policy.load("profiles"), np.ascontiguousarray(users)
-        kernels.recent(*past.of_users.storage, past.of_users.rows, users, _DECAY, *sides, lasts, directions, profiles)
-        of_users = users, np.ascontiguousarray(items), directions, profiles, lasts
-        takers, weight, last = self._items.held
-        pairs = Pairs(*of_users, sides[1], takers, weight, last, rings[:known], taken[:known])
-        kernels.match(pairs, past.events, 1 / _HALF_LIFE, _DECAY, first, out)
+        pairs = np.ascontiguousarray(users), np.ascontiguousarray(items), past.of_users.rings, past.of_items.rings
+        policy.load("profiles").match(*pairs, self.storage(past), first, out)
 
     def prepare(self, n_items: int, past: History) -> Singles:
-        """Factors of the first items for `match_all`, as of now; they are right until this is asked again.
+        """Factors of the first items for lists of all items, as of now; they are right until this is asked again.
 
         The rows of items change only where items are taken, so the others keep what they have.
         """
-        sides, known = self._sides, min(n_items, self.rows.items.count, self._items.rows)
-        sums, weight, last = (array[:known] for array in self._items.arrays)
+        known = min(n_items, self.rows.items.count, self._items.rows)
+        last = self._items.held[2][:known]
         if known > len(self._factored_at):
             room = len(self._items.arrays[0])
             self._factors = np.empty((room, len(MATCHES)), dtype=np.float32)
             self._factored_at = np.full(room, -1)
         left = np.exp2((past.events - last).astype(np.float32) * np.float32(-1 / _HALF_LIFE))
         changed = np.flatnonzero(last != self._factored_at[:known])
-        policy.load("profiles").prepare(sides[1], sums, weight, left, changed, self._factors)
+        policy.load("profiles").prepare(self.storage(past), left, changed, self._factors)
         self._factored_at[changed] = last[changed]
         return self._factors[:known]
-
-    def match_all(self, user: Ints, factors: Singles, past: History, out: Singles, *, seen: bool = True) -> None:
-        """`match` for one user and all items in order, by what `prepare` gave: into `out`, n_items × 3.
-
-        The user's own part in what is said of an item is left out, as in `match`; without `seen` it stays in, for lists
-        that have no item that the user has had.
-        """
-        sides, lasts = self._sides, np.empty((1, RING), dtype=np.int32)
-        direction, profile = np.zeros((2, 1, self.rows.dim), dtype=np.float32)
-        kernels = policy.load("profiles")
-        kernels.recent(*past.of_users.storage, past.of_users.rows, user, _DECAY, *sides, lasts, direction, profile)
-        kernels.match_all(direction[0], profile[0], sides[1], self._items.held[0], factors, out)
-        out[len(factors) :] = 0
-        if not seen:
-            return
-        rings, taken = (part[: past.of_items.rows] for part in past.of_items.storage)
-        taken_items = np.empty(len(rings), dtype=np.int64)
-        count = kernels.taken_by(int(user[0]), rings, taken, taken_items)
-        own = distinct(np.concatenate([lasts[0][lasts[0] >= 0].astype(np.int64), taken_items[:count]]))
-        own = own[own < len(out)]
-        if len(own):
-            again = np.empty((1, len(own), len(MATCHES)), dtype=np.float32)
-            self.match(user, own[None, :], past, again)
-            out[own] = again[0]
 
     def forget_user(self, user: int) -> None:
         """Take a user's row out; what others' rows and profiles have from it stays."""
@@ -157,9 +129,9 @@ class Preferences:
         self._overall: Floats = np.zeros(len(OF_ITEMS) + 1)
 
     @property
-    def usual(self) -> Floats:
-        """The means of all events."""
-        return self._overall[: len(OF_ITEMS)]
+    def storage(self) -> Tastes:
+        """Zero-copy view for kernels."""
+        return Tastes._make((*self._users.held, self._overall))
 
     def observe(self, users: Ints, items: Ints, counts: ItemCounts) -> None:
         """Follow a batch; `counts` are those before it."""
@@ -170,12 +142,12 @@ class Preferences:
         named, places = np.unique(items, return_inverse=True)
         seen = counts.before(named, self._rates)
         batch = np.array(users), places, *seen, self._rates, counts.events  # a log's users may be read-only
-        policy.load("profiles").follow_preferences(*batch, *self._users.held, self._overall)
+        policy.load("profiles").follow_preferences(*batch, self.storage)
 
     def read(self, users: Ints) -> Floats:
         """Preferences of users: n × 4."""
         out = np.empty((len(users), len(OF_ITEMS)))
-        policy.load("profiles").preferences(np.ascontiguousarray(users), *self._users.held, self._overall, out)
+        policy.load("profiles").preferences(np.ascontiguousarray(users), self.storage, out)
         return out
 
     def write(self, users: Ints, features: Ints, first: int, out: Singles) -> None:
@@ -183,7 +155,7 @@ class Preferences:
 
         `features` are the inputs that hold the latter.
         """
-        policy.load("profiles").write_preferences(features, self.read(users), self.usual, first, out)
+        policy.load("profiles").write_preferences(features, self.read(users), self._overall, first, out)
 
     def forget_user(self, user: int) -> None:
         """Know nothing of a user any more."""
