@@ -37,6 +37,8 @@ def ncf() -> NCF:
 class Opaque(NCF):
     """An NCF that meta-training knows by its scores alone."""
 
+    scores = NCF.scores
+
 
 def differences(
     meta_training: MetaTraining, strategy: StreamTrainedStrategy, entries: int, skipped: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from kernel_choice import choose_kernel
 from melon.errors import LearningError
@@ -14,8 +15,10 @@ from melon.models.base import Recommender
 from melon.models.blend.recommender import Blend
 from melon.models.bpr import BPR
 from melon.models.ncf import NCF
+from melon.strategies.base import Situation, Strategy
 from melon.strategies.default import Default
 from melon.strategies.eals import EALS
+from melon.strategies.melon.stream import MeLON
 from melon.stream import pairs
 from melon.stream.batch import Batch
 
@@ -139,7 +142,8 @@ def test_numbers_that_are_not_finite_are_named(
 
 def test_which_pairings_have_it() -> None:
     class OwnDefault(Default):
-        pass
+        def weights(self, situation: Situation) -> Tensor:
+            return situation.evidence.losses
 
     assert all(model.plain_steps is not None for model in (BPR(), Blend(SMALL_BLEND)))
     others = BPR({"loss": "bce"}), BPR(dtype=np.float64), NCF()
@@ -151,7 +155,7 @@ def test_which_pairings_have_it() -> None:
 
 
 def test_what_a_plain_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The count of steps is kept, the latest pairs are sorted in, and a subclass is not taken for its parent."""
+    """The count of steps is kept, the latest pairs are sorted in, and who proposes otherwise has no such step."""
     choose_kernel(monkeypatch, "numba")
     monkeypatch.setattr(pairs, "SORTED_FROM", 8)
     updater = Updater(BPR({"dim": 4}), Default())
@@ -160,4 +164,6 @@ def test_what_a_plain_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(updater.strategy.memory()["steps"]) == 4
     assert len(updater.history.seen.past.items)
     for kind in (Default, EALS):
-        assert type("Own", (kind,), {})().plain_rates(1) is None
+        assert type("Own", (kind,), {"propose": Default.propose})().plain_rates(1) is None
+        assert type("Named", (kind,), {"name": "named"})().plain_rates(1) is not None
+    assert type("Own", (MeLON,), {"propose": MeLON.propose}).line_rates is Strategy.line_rates

@@ -146,6 +146,8 @@ def test_a_recommender_whose_gradients_are_closed_is_refused() -> None:
     class Own(NCF):
         """A recommender that meta-training knows nothing of."""
 
+        evidence = NCF.evidence
+
     with pytest.raises(SettingsError, match="form = stream needs gradients that can be differentiated"):
         stream_trained("sml", Own({"dim": 2, "layers": (4, 3)}, seed=3, dtype=np.float64))
 

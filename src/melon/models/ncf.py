@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,13 @@ class NCF(TorchRecommender):
     name = "ncf"
     settings_type: ClassVar[type[RecommenderSettings]] = NCFSettings
     settings: NCFSettings
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """A class with other scores or gradients has not the quick forms of these."""
+        super().__init_subclass__(**more)
+        if {"scores", "evidence"} & vars(cls).keys():
+            cls.line_scores = TorchRecommender.line_scores  # type: ignore[method-assign]
+            cls.open_evidence = TorchRecommender.open_evidence  # type: ignore[method-assign]
 
     def declare(self) -> tuple[TableSpec, ...]:
         dim, widths = self.settings.dim, self.settings.layers
@@ -107,11 +114,9 @@ class NCF(TorchRecommender):
 
     @property
     def open_evidence(self) -> bool:
-        return type(self) is NCF and type(self.loss) is BPRLoss
+        return type(self.loss) is BPRLoss
 
     def line_scores(self, values: Values, items: Tensor) -> Tensor:
-        if type(self) is not NCF:
-            return super().line_scores(values, items)
         first, *rest = (values[layer] for layer in self._layers())
         n, dim = len(items), self.settings.dim
         # Each half of the first layer is computed once: for a user, and for an item however many lines it stands in.

@@ -204,6 +204,13 @@ class Strategy(ABC):
     #: Whether the evidence of a user's row comes apart for the positive and each negative (docs/methods.md 4.9, row 1).
     per_branch: bool = False
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        """A class that changes what its parent proposes has not the parent's compiled step."""
+        super().__init_subclass__(**more)
+        if {"propose", "weights"} & vars(cls).keys():
+            for name in {"plain_rates", "line_rates"} - vars(cls).keys():
+                setattr(cls, name, getattr(Strategy, name))
+
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         if not issubclass(self.settings_type, StrategySettings):
             raise SettingsError(
@@ -247,7 +254,7 @@ class Strategy(ABC):
     def plain_rates(self, interactions: int) -> PlainRates | None:
         """Optional: what `propose` does to a batch of that many interactions, where that is a plain step; else None.
 
-        Kernels then make the step. A subclass that changes `propose` does not have it.
+        Kernels then make the step. A class that changes `propose` has it only if it says so itself.
         """
         return None
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from melon.strategies.base import Situation
 from melon.strategies.optimizers import OptimizerSettings, WeightedLossStrategy
 
 
@@ -14,10 +10,3 @@ class Default(WeightedLossStrategy):
 
     name = "default"
     settings_type = OptimizerSettings
-
-    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
-        super().__init__(settings, seed=seed)
-        self.plain_weight = 1.0 if type(self) is Default else None
-
-    def weights(self, situation: Situation) -> None:
-        return None

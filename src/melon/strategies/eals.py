@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
 from pydantic import Field
 
-from melon.strategies.base import Situation
 from melon.strategies.optimizers import OptimizerSettings, WeightedLossStrategy
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class EALSSettings(OptimizerSettings):
@@ -28,10 +21,6 @@ class EALS(WeightedLossStrategy):
     settings_type = EALSSettings
     settings: EALSSettings
 
-    def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
-        super().__init__(settings, seed=seed)
-        self.plain_weight = self.settings.w_new if type(self) is EALS else None
-
-    def weights(self, situation: Situation) -> Tensor:
-        losses = situation.evidence.losses
-        return losses.new_full(losses.shape, self.settings.w_new)
+    @property
+    def weight(self) -> float:
+        return self.settings.w_new

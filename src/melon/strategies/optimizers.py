@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,20 +47,24 @@ class OptimizerSettings(StrategySettings):
 
 
 class WeightedLossStrategy(Strategy):
-    """A strategy that is one optimiser step on a (weighted) loss; what the weights are is all that differs."""
+    """A strategy that is one optimiser step on a (weighted) loss; the weight is all that differs."""
 
     settings: OptimizerSettings
-    #: The weight of every interaction, where all have the same; else None.
-    plain_weight: float | None = None
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
         super().__init__(settings, seed=seed)
         self._optimizer = RowOptimizer(self.settings)
         self.dense = self._optimizer.dense
 
-    @abstractmethod
+    @property
+    def weight(self) -> float:
+        """What every interaction counts."""
+        return 1.0
+
     def weights(self, situation: Situation) -> Tensor | None:
-        """A weight for each interaction's loss; none where all count the same."""
+        """The same for each interaction's loss; none where it is 1."""
+        losses, weight = situation.evidence.losses, self.weight
+        return None if weight == 1.0 else losses.new_full(losses.shape, weight)
 
     def row_state(self, spec: TableSpec) -> dict[str, RowStateSpec]:
         return self._optimizer.row_state()
@@ -70,10 +73,10 @@ class WeightedLossStrategy(Strategy):
         return self._optimizer.propose(situation, self.weights(situation))
 
     def plain_rates(self, interactions: int) -> PlainRates | None:
-        settings, steps, weight = self.settings, self._optimizer.steps + 1, self.plain_weight
-        if weight is None or settings.optimizer != "sgd" or settings.most_step is not None:
+        settings, steps = self.settings, self._optimizer.steps + 1
+        if settings.optimizer != "sgd" or settings.most_step is not None:
             return None
-        rate = settings.lr * weight / (interactions if settings.reduction == "mean" else 1)
+        rate = settings.lr * self.weight / (interactions if settings.reduction == "mean" else 1)
         return PlainRates(rate, settings.lr * settings.weight_decay, {"steps": np.array(steps)})
 
     def learning_rates(self, situation: Situation) -> LearningRates:
