@@ -311,7 +311,7 @@ def test_ctrl_c_says_how_to_resume_and_resuming_ends_the_same(stream: Path, tmp_
         _, rest = running.communicate(timeout=60)
     assert running.returncode == 130, rest
     last = rest.splitlines()[-1]
-    assert last.startswith("melon: stopped; what was finished is kept in ")
+    assert last.startswith("melon: stopped; finished work is kept in ")
     assert "--resume" in last
     assert "Traceback" not in said + rest
     assert not stopped.exists()

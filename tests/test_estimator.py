@@ -109,7 +109,7 @@ class TestInput:
     def test_ids_of_another_kind_are_refused_and_change_nothing(self, tmp_path: Path) -> None:
         model = quick().fit(events())
         before = saved_bytes(model, tmp_path)
-        with pytest.raises(DataError, match="user 5 is of another kind than the others, which are texts"):
+        with pytest.raises(DataError, match="user 5 has another type than the others, which are texts"):
             model.partial_fit([(5, "i1", 1_000)])
         with pytest.raises(DataError, match="user 5"):
             model.recommend([5])

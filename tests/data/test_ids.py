@@ -93,8 +93,8 @@ def test_a_hundred_thousand_ids_agree_with_the_vectorised_twin() -> None:
 @pytest.mark.parametrize(
     ("known", "new", "said"),
     [
-        ([1], ["a"], "user 'a' is of another kind than the others, which are integers"),
-        (["a"], [1], "user 1 is of another kind than the others, which are texts"),
+        ([1], ["a"], "user 'a' has another type than the others, which are integers"),
+        (["a"], [1], "user 1 has another type than the others, which are texts"),
         ([uuid.UUID(int=1)], ["a"], "which are UUIDs"),
         ([], [1, "a"], "user 'a' is of another kind"),
         ([], [None], "user None is a NoneType; ids are integers, texts or UUIDs"),

@@ -168,7 +168,7 @@ def test_a_query_is_imported_once(run: Run, tmp_path: Path, orders: str) -> None
         (SELECT.replace("customer AS", "note AS"), "of row 1, None, is no id here"),
         ("SELECT * FROM ordres", "no such table: ordres"),
         ("DELETE FROM orders RETURNING id AS event_id, customer AS user, sku AS item", "attempt to write a readonly"),
-        (None, 'what is the database asked? Give --query "SELECT'),
+        (None, 'give the query: --query "SELECT'),
     ],
 )  # fmt: skip
 def test_a_query_that_gives_no_events_is_refused(
@@ -179,6 +179,6 @@ def test_a_query_that_gives_no_events_is_refused(
 
 def test_other_databases_and_missing_files_have_a_way_out(run: Run, tmp_path: Path) -> None:
     live, asked = tmp_path / "live", ("--query", "SELECT 1")
-    assert "mysql:// is no source; give a file, postgresql://" in run("log", "import", live, "mysql://x/y", *asked).said
+    assert "mysql:// is not a source; give a file" in run("log", "import", live, "mysql://x/y", *asked).said
     assert "there is no none.db; a relative path" in run("log", "import", live, "sqlite:///none.db", *asked).said
     assert "--query is for databases, and x.csv is a file" in run("log", "import", live, "x.csv", *asked).said

@@ -465,7 +465,7 @@ def test_a_query_brings_events_into_a_log(url: str, tmp_path: Path) -> None:
         first = next(event for event in reader.events(1, 60_000) if event.event_id == known)
         assert (first.user, first.item, first.time) == ("u1", 1, 1_767_225_601)
     for bad, message in (
-        ("SELECT * FROM ordres", 'does not answer the query: relation "ordres" does not exist'),
+        ("SELECT * FROM ordres", 'cannot answer the query: relation "ordres" does not exist'),
         ("DELETE FROM orders", "does not answer the query"),
     ):
         with pytest.raises(DataError, match=message):

@@ -153,7 +153,7 @@ def log_import(
         if role not in ("user", "item", "time", "type", "event_id") or not named:
             raise SettingsError(f"--column {role}={named} is not ROLE=NAME with user, item, time, type or event_id.")
     if time_unit not in ("s", "ms", "us", "ns"):
-        raise SettingsError(f"--time-unit {time_unit} is none of s, ms, us, ns.")
+        raise SettingsError(f"--time-unit {time_unit} must be s, ms, us or ns.")
     uses = read_settings(None, {"learn": learn, "hide": hide, "store": store}).uses()
     file = None if "://" in source else Path(source)
     if query and file:
@@ -233,7 +233,7 @@ def promote(
     from melon.service.log.files import address_of
 
     with Client(address_of(folder), key=_key(key, folder)) as client:
-        typer.echo(f"{name} is served from offset {client.promote(name)['offset']} on, once the learner is there")
+        typer.echo(f"{name} is served from offset {client.promote(name)['offset']} on, once the learner has reached it")
 
 
 def rollback(folder: Running, key: KeyOption = None) -> None:
@@ -243,7 +243,7 @@ def rollback(folder: Running, key: KeyOption = None) -> None:
 
     with Client(address_of(folder), key=_key(key, folder)) as client:
         typer.echo(
-            f"the model before is served from offset {client.rollback()['offset']} on, once the learner is there"
+            f"the model before is served from offset {client.rollback()['offset']} on, once the learner has reached it"
         )
 
 

@@ -302,7 +302,7 @@ def _print_table(title: str, items: Any) -> None:
     from melon.progress import say
 
     if not items:
-        say(f"{title}\n  no item is left to recommend; --seen lists those that the user has had too")
+        say(f"{title}\n  no item is left to recommend; --seen also lists the user's own items")
         return
     lines = [(str(rank), str(one.item), f"{one.score:.4f}") for rank, one in enumerate(items, 1)]
     say(str(ResultTable(["rank", "item", "score"], [[*map(TableCell, line)] for line in lines], left=2, title=title)))

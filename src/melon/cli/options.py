@@ -101,7 +101,7 @@ def refuse_old_name(word: str) -> None:
     """Raise for a command or an option of an earlier version, with its new name."""
     name = word.partition("=")[0]
     if name in RENAMED:
-        raise SettingsError(f"{name} is no longer there. Use {RENAMED[name]}.")
+        raise SettingsError(f"{name} was removed. Use {RENAMED[name]}.")
 
 
 class MelonCommand(TyperCommand):

@@ -215,10 +215,10 @@ def restore(
 
     done = bring_back(source, folder, replace=replace)
     typer.echo(
-        f"restored {folder}: {done.backup.events} events up to offset {done.backup.offset}; what came later is lost"
+        f"restored {folder}: {done.backup.events} events up to offset {done.backup.offset}; later events are lost"
     )
     if done.before is not None:
-        typer.echo(f"what was there is in {done.before}; delete it when it is not needed any more")
+        typer.echo(f"the former content is in {done.before}; delete it when it is not needed any more")
         typer.echo(f"{done.forgotten} people forgotten since the backup will be forgotten when the service runs")
     if done.before is None or done.unknown:
         count = "people" if done.before is None else f"{done.unknown} of them or more, who"

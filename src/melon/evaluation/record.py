@@ -216,7 +216,7 @@ def read_json(path: Path) -> Plain:
     """A JSON object from a file of a bench; an error names the file and says what to do."""
     content = read_any_json(path)
     if not isinstance(content, dict):
-        raise DataError(f"{path} is no file of a melon bench: it holds no JSON object. Remove it from the folder.")
+        raise DataError(f"{path} is not a file of a melon bench: it holds no JSON object. Remove it from the folder.")
     return content
 
 

@@ -111,7 +111,7 @@ class Selection:
         if not chosen.trials:
             raise StoppedError("stopped before the first pre-training was judged.")
         if chosen.score is None:
-            raise LearningError(f"no pre-training came through. The first trial: {chosen.trials[0].problem}")
+            raise LearningError(f"all pre-trainings failed. The first trial: {chosen.trials[0].problem}")
         return chosen, states["best"]
 
     @property
@@ -212,7 +212,7 @@ class Selection:
     def _goes_on(self) -> bool:
         if not self.stop.press():
             return False
-        self.progress.notice("stopped choosing: going on with the best settings so far; stop again to end")
+        self.progress.notice("stopped choosing: continuing with the best settings so far; stop again to end")
         return True
 
     def _prepare(self, start: PretrainedState | None = None) -> None:

@@ -87,7 +87,7 @@ def show_result(record: Mapping[str, Any]) -> None:
         new = ", or its item was new" if protocol["candidates"] == "known" else ""
         say(
             f"nothing could be ranked: beside each interaction there were fewer than {protocol['negatives']} other "
-            f"items that its user had not had{new}. Ask for fewer (--negatives), or bring a stream with more items."
+            f"items that its user had not had{new}. Ask for fewer (--negatives), or use a stream with more items."
         )
     for name, choice in record["config"]["chosen"].items():
         edge = f"  (on the edge of its grid: {', '.join(choice['at_edge'])})" if choice.get("at_edge") else ""

@@ -150,7 +150,7 @@ class ServeSettings(Settings, BaseSettings):
             raise ValueError("no event type is learned; name at least one in learn")
         for address in self.webhooks:
             if not re.fullmatch(r"https?://[^/@?#\s]+(/[^\s#]*)?", address):
-                raise ValueError(f"webhook {address!r} is no address such as https://ops.example.org/melon")
+                raise ValueError(f"webhook {address!r} is not an address such as https://ops.example.org/melon")
         if self.webhooks and self.webhook_secret is None:
             raise ValueError("webhooks are signed; name the file of their secret with webhook_secret")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -177,7 +177,7 @@ class ServeSettings(Settings, BaseSettings):
             name, _, model = text.partition("=")
             if not _CHALLENGER.fullmatch(name) or not model or name in models or name in COMPARED:
                 raise SettingsError(
-                    f"challenger {text!r} is not NAME=MODEL with a name of its own: small letters and digits, none of "
+                    f"challenger {text!r} is not NAME=MODEL with another name: lower-case letters and digits, none of "
                     f"{', '.join(COMPARED)}. MODEL is the folder of a model, or RECOMMENDER/STRATEGY (bpr/melon)."
                 )
             models[name] = model
@@ -246,10 +246,10 @@ def read_service(file: Path | None, flags: Mapping[str, Any]) -> tuple[ServeSett
     tenants: dict[str, ServeSettings] = {}
     for name, section in sections.items():
         if not _TENANT.fullmatch(name) or not isinstance(section, dict):
-            raise SettingsError(f"[tenants.{name}] in {file}: a tenant's name has small letters, digits and _.")
+            raise SettingsError(f"[tenants.{name}] in {file}: a tenant's name has lower-case letters, digits and _.")
         for shared in OF_SERVICE:
             if shared in section:
-                raise SettingsError(f"[tenants.{name}] in {file}: {shared} is of the whole service; set it above.")
+                raise SettingsError(f"[tenants.{name}] in {file}: {shared} belongs to the whole service; set it above.")
         own: dict[str, Any] = {"data": service.folder / name}
         if service.log is not None:
             own["log"] = _schema_of_its_own(service.log.get_secret_value(), name)
@@ -287,7 +287,7 @@ def _from_file(file: Path) -> dict[str, Any]:
     except OSError as problem:
         raise SettingsError(f"the settings file {file} cannot be read: {problem.strerror or problem}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise SettingsError(f"the settings file {file} is no valid TOML: {problem}.") from None
+        raise SettingsError(f"the settings file {file} is not valid TOML: {problem}.") from None
     for name in values:
         if name not in ServeSettings.model_fields and name != "tenants":
             raise unknown_name(f"setting in {file}", name, ServeSettings.model_fields)
