@@ -249,8 +249,13 @@ def learn(
     log = replace(log, user_ids=_as_in(users, log.user_ids), item_ids=_as_in(items, log.item_ids))
     for note in notes:
         say(note)
-    known = loaded.n_users, loaded.n_items
+    known, late = (loaded.n_users, loaded.n_items), loaded.live.late
     loaded.partial_fit(log).save(target)
+    if late := loaded.live.late - late:
+        say(
+            f"warning: {counted(late, 'interaction')} of {len(log):,} are older than the newest in the model, but were "
+            "learned as new ones. If the model had them already, they now count twice."
+        )
     new_users, new_items = loaded.n_users - known[0], loaded.n_items - known[1]
     counts = counted(new_users, "new user"), counted(new_items, "new item")
     say(f"learned {counted(len(log), 'interaction')}, {', '.join(counts)}")

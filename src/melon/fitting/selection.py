@@ -201,7 +201,8 @@ class Selection:
 
     def _report(self, name: str, trial: Trial, budget: int, after: str = "") -> None:
         settings = {key: value for key, value in trial.settings.items() if not after or key != "epochs"}
-        outcome = trial.problem if trial.score is None else f"{trial.score:.4f}{after}"
+        metric = "NDCG@10 of lists" if self.protocol.by_lists and not after else "HR@5 + NDCG@10"
+        outcome = trial.problem if trial.score is None else f"{metric} {trial.score:.4f}{after}"
         self.progress.share(None, budget)
         self.progress.note(f"{name} {words(settings)}: {outcome}")
 
