@@ -220,7 +220,7 @@ def _ids(column: pl.Series, kind: type | None, first: int, place: str) -> list[L
     if bad.any():
         row = int(bad.arg_max() or 0)
         raise DataError(
-            f"{place} of row {first + row + 1}, {ascii(column[row])[:60]}, has the wrong type; ids of this log are "
+            f"{place} of row {first + row + 1}, {ascii(column[row])[:60]}, is not a valid id; ids of this log are "
             f"{'integers' if read.dtype.is_integer() else f'texts of 1 to {MOST_ID_BYTES} bytes'}."
         )
     ids: list[LogId] = read.to_list()

@@ -53,7 +53,7 @@ def test_decimal_commas_do_not_hide_semicolons(tmp_path: Path) -> None:
 
 def test_two_separators_that_split_equally_are_refused(tmp_path: Path) -> None:
     text = "a,1;b,2;c\nd,3;e,4;f\n"
-    with pytest.raises(DataError, match="the separator can be ',' or ';'; say which with --separator"):
+    with pytest.raises(DataError, match="the separator can be ',' or ';'; give it with --separator"):
         prepared(tmp_path, text)
 
 
