@@ -126,8 +126,8 @@ def _from_query(address: str, reading: Reading) -> Iterator[Event]:
     kind, _, path = address.partition("://")
     if kind not in ("postgresql", "postgres", "sqlite"):
         raise SettingsError(
-            f"{kind}:// is not a source; give a file, postgresql://USER@HOST/DATABASE or sqlite:///FILE. Have other "
-            "databases write a .parquet or .csv file."
+            f"{kind}:// is not a source; give a file, postgresql://USER@HOST/DATABASE or sqlite:///FILE. From other "
+            "databases, export a .parquet or .csv file."
         )
     if not reading.query:
         raise SettingsError('give the query: --query "SELECT … AS user, … AS item, … AS event_id".')
@@ -240,7 +240,7 @@ def _seconds(column: pl.Series, unit: str, first: int, place: str) -> list[int]:
     if bad.any():
         row = int(bad.arg_max() or 0)
         raise DataError(
-            f"{place}: the time of row {first + row + 1}, {ascii(column[row])[:60]}, is no moment up to 2286; for "
+            f"{place}: the time of row {first + row + 1}, {ascii(column[row])[:60]}, is not a time before 2286; for "
             "other units than seconds give --time-unit ms, us or ns."
         )
     times: list[int] = seconds.to_list()
