@@ -49,7 +49,7 @@ def show_preparation(report: PreparationReport, out: Path) -> None:
     for text in (*report.notes, *map(str, report.bad)):
         say(indent(text, "  "))
     if any(bad.reason in ("missing user", "missing item") for bad in report.bad):
-        say("  which texts mean a missing id is set with --missing")
+        say("  --missing sets the texts that mean a missing id")
 
 
 def show_info(info: StreamInfo, *, as_json: bool) -> None:
