@@ -128,7 +128,7 @@ def _facts(info: StreamInfo) -> list[tuple[str, str]]:
         ("last 5 %: on items first seen in it", f"{info.tail_new_items:.1%}"),
         ("last 5 %: users first seen in it", f"{info.tail_cold_users:.1%}"),
         ("repeats (last 5 %)", f"{info.repeats:.1%} ({info.tail_repeats:.1%})"),
-        ("at the time of the one before", f"{info.equal_times:.1%}"),
+        ("at the same time as the one before", f"{info.equal_times:.1%}"),
     ]
 
 
