@@ -284,7 +284,7 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, run: Run, monkeyp
     assert ended.code == 0, ended.err
     for name in ("frozen", "popularity", "recent_popularity", *demo.ALL_STRATEGIES, "auto"):
         assert label(name) in ended.out
-    assert " did best: in " in ended.out
+    assert " is best: the item " in ended.out
     assert (tmp_path / "d" / "demo.svg").read_text().startswith("<svg")
     assert json.loads((tmp_path / "d" / "auto.json").read_text())["recommender"] == "blend"
     assert f"Open {tmp_path / 'd' / 'index.html'}" in ended.out
@@ -311,7 +311,7 @@ def test_ctrl_c_says_how_to_resume_and_resuming_ends_the_same(stream: Path, tmp_
         _, rest = running.communicate(timeout=60)
     assert running.returncode == 130, rest
     last = rest.splitlines()[-1]
-    assert last.startswith("melon: stopped; what was finished is kept in ")
+    assert last.startswith("melon: stopped; finished work is kept in ")
     assert "--resume" in last
     assert "Traceback" not in said + rest
     assert not stopped.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,11 @@ class TestLearn:
     def test_prepared_streams_and_columns(self, model: Path, tmp_path: Path, run: Run) -> None:
         raw = csv(LOG[300:], tmp_path / "new.csv")
         assert run("data", "prepare", raw, "--out", tmp_path / "s.parquet", "--min-interactions", "1").code == 0
-        assert run("learn", model, tmp_path / "s.parquet", "--out", tmp_path / "a").code == 0
+        first = run("learn", model, tmp_path / "s.parquet", "--out", tmp_path / "a")
+        assert first.code == 0
+        assert "warning" not in first.out
+        again = run("learn", tmp_path / "a", tmp_path / "s.parquet", "--out", tmp_path / "twice")
+        assert re.search(r"warning: \d+ interactions of 100 are older than the newest in the model", again.out)
         pl.read_csv(raw).rename({"user": "wer", "item": "was", "time": "wann"}).write_csv(tmp_path / "other.csv")
         words = ("--user", "wer", "--item", "was", "--time", "wann")
         assert run("learn", model, tmp_path / "other.csv", *words, "--out", tmp_path / "b").code == 0

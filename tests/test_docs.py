@@ -99,6 +99,16 @@ def test_every_choice_has_a_heading_and_its_settings_a_line(entry: Entry, page: 
     assert undocumented(entry, text_of(page)) == []
 
 
+@pytest.mark.parametrize("entry", [*STRATEGIES], ids=lambda entry: entry.name)
+def test_every_strategy_has_idea_formula_settings_when_and_source(entry: Entry) -> None:
+    text = section(text_of("strategies.md"), entry.name)
+    idea = text.strip().splitlines()[0]
+    assert idea[0].isupper()
+    assert "```\n" in text
+    for part in ("| setting | default | meaning |", "Presets: ", "**When.** ", "**Source.** "):
+        assert part in text, part
+
+
 def undocumented(entry: Entry, text: str) -> list[str]:
     """Own settings and presets that a page names neither under the heading of an entry nor among common settings."""
     told = section(text, entry.name) + (section(text, COMMON) if f"## {COMMON}" in text else "")

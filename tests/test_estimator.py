@@ -109,11 +109,11 @@ class TestInput:
     def test_ids_of_another_kind_are_refused_and_change_nothing(self, tmp_path: Path) -> None:
         model = quick().fit(events())
         before = saved_bytes(model, tmp_path)
-        with pytest.raises(DataError, match="user 5 is of another kind than the others, which are texts"):
+        with pytest.raises(DataError, match="user 5 has another type than the others, which are texts"):
             model.partial_fit([(5, "i1", 1_000)])
         with pytest.raises(DataError, match="user 5"):
             model.recommend([5])
-        with pytest.raises(DataError, match=f"time of event 1 is {2**63}, which is no moment"):
+        with pytest.raises(DataError, match=f"time of event 1 is {2**63}, which is not a time"):
             model.partial_fit([("u1", "i1", 1_000), ("u1", "i2", 2**63)])
         assert saved_bytes(model, tmp_path) == before
 
@@ -359,7 +359,7 @@ class TestSaving:
 
     def test_the_state_of_an_evaluation_is_no_model(self, tmp_path: Path) -> None:
         checkpoint.save(tmp_path, quick().fit(events()).updater)
-        with pytest.raises(CheckpointError, match="knows no ids"):
+        with pytest.raises(CheckpointError, match="has no ids"):
             melon.load(tmp_path)
 
 

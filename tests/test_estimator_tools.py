@@ -149,7 +149,7 @@ def test_numbers_of_numpy_can_be_saved_and_loaded(tmp_path: Path) -> None:
         ({"recommender": 5}, "recommender = 5 must be a name"),
         ({"recommender": "bqr"}, "Did you mean 'bpr'"),
         ({"settings": [1]}, r"settings = \[1\] must be a dict"),
-        ({"settings": {"lr": object()}}, r"settings\['lr'\] = .* is no plain value"),
+        ({"settings": {"lr": object()}}, r"settings\['lr'\] = .* is not a plain value"),
         ({"settings": {"speed": 1}}, "speed"),
         ({"recommender_settings": {"dim": 0}}, "dim = 0"),
         ({"pretrain_settings": {"l3": 1}}, "l3"),

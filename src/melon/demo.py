@@ -42,7 +42,7 @@ def run_demo(out: Path, events: int, seed: int) -> None:
     log = load_stream(stream)
     say(
         f"A made-up news site: {log.n_users:,} readers, {log.n_items:,} articles that appear, burst and decay, "
-        f"{len(log):,} clicks. Each batch is predicted first, then learned from."
+        f"{len(log):,} clicks. Each batch is first predicted, then learned."
     )
     records, work = [], Work()
     with model_progress() as progress:
@@ -57,6 +57,6 @@ def run_demo(out: Path, events: int, seed: int) -> None:
     (figure,) = document.figures()
     write_text(out / "demo.svg", figure.drawing.svg)
     write_text(out / "index.html", html_page(document))
-    show_table("update strategies on BPR, and auto: what you get if you name nothing", result_lines(records))
+    show_table("update strategies on BPR, and auto, the default method", result_lines(records))
     say(document.lead)
     say(f"Open {out / 'index.html'} for the curve over time.")

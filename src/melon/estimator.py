@@ -295,7 +295,7 @@ class Melon:
 
     def _fitted(self, wish: str) -> LiveModel:
         if self._model is None:
-            raise NotFittedError(f"this model has learned nothing, so it cannot {wish}; call fit or partial_fit first.")
+            raise NotFittedError(f"the model has learned nothing, so it cannot {wish}; call fit or partial_fit first.")
         return self._model
 
     def _take(self, model: LiveModel, about: Plain) -> Self:

@@ -124,8 +124,8 @@ def _run(
             result = Cell(log, config, shown, work, workers=cores()).run(path)
     except KeyboardInterrupt:
         raise StoppedError(
-            f"stopped; what was finished is kept in {folder}. Run the same command with --resume (in Python, "
-            "resume=True) to resume from there."
+            f"stopped; finished work is kept in {folder}. Run the same command with --resume (in Python, "
+            "resume=True) to continue."
         ) from None
     record = write_result(result.record, result.ranks, file) if file is not None else result.record
     work.forget()

@@ -144,7 +144,7 @@ class Registry:
     def add(self, entry: Entry) -> None:
         """Register one more; a name can be taken once."""
         if entry.name in self._entries:
-            raise SettingsError(f"there is a {self.kind} named {entry.name!r} already; choose another name.")
+            raise SettingsError(f"a {self.kind} named {entry.name!r} exists already; choose another name.")
         self._entries[entry.name] = entry
 
     @contextmanager

@@ -182,7 +182,7 @@ class Table:
     def scatter(self, rows: Ints, values: Scores) -> None:
         """Write distinct rows and mark them as touched now."""
         if len(rows) and int(rows.max()) >= self.rows:
-            raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it was made.")
+            raise LearningError(f"row {int(rows.max())} of {self.spec.name!r} was written before it existed.")
         self._columns.touch(rows)
         self._values[rows] = values
         self._touched[rows] = self._clock.now

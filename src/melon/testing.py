@@ -675,7 +675,7 @@ def check_pairing(
         return CheckReport(strategy.name, (), {check.__name__: str(missing) for check in PAIRING_CHECKS})
     subject = f"{recommender.name} with {strategy.name}"
     if not recommender.specs:
-        nothing = f"strategy {strategy.name!r} has no table to update: the recommender learns by observing alone"
+        nothing = f"strategy {strategy.name!r} has no table to update: the recommender learns without gradients"
         return CheckReport(subject, (), {check.__name__: nothing for check in PAIRING_CHECKS})
     try:
         Updater(recommender, strategy)
@@ -696,7 +696,7 @@ def check_strategy(
     reports = {name: check_pairing(make, make_strategy, family=family, exempt=exempt) for name, make in makers.items()}
     if not any(report.applicable for report in reports.values()):
         reasons = "; ".join(f"{name}: {next(iter(r.not_applicable.values()))}" for name, r in reports.items())
-        raise ConformanceError(f"the strategy drives none of the recommenders ({reasons or 'there are none'}).")
+        raise ConformanceError(f"the strategy works with none of the recommenders ({reasons or 'there are none'}).")
     return reports
 
 

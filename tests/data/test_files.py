@@ -51,7 +51,7 @@ def test_any_integer_type(dtype: Any, tmp_path: Path) -> None:
         ({"user": None, "User_ID": [1, 2, 3]}, "is not a prepared stream.*'User_ID'"),
         ({"ts": [-1, 0, 2]}, r"time of event 0 is negative \(-1\)"),
         ({"ts": ["a", "b", "c"]}, "time of event 0, 'a'"),
-        ({"item": [1.5, 2.0, 3.0]}, "no whole number"),
+        ({"item": [1.5, 2.0, 3.0]}, "not a whole number"),
         ({"user": [], "item": [], "ts": []}, "has no interactions"),
         ({"user": pl.Series([1, 2**63, 2], dtype=pl.UInt64)}, "9223372036854775808"),
         ({"ts": pl.Series([1, 2, 2**63], dtype=pl.UInt64)}, "time of event 2"),

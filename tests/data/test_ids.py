@@ -93,16 +93,16 @@ def test_a_hundred_thousand_ids_agree_with_the_vectorised_twin() -> None:
 @pytest.mark.parametrize(
     ("known", "new", "said"),
     [
-        ([1], ["a"], "user 'a' is of another kind than the others, which are integers"),
-        (["a"], [1], "user 1 is of another kind than the others, which are texts"),
+        ([1], ["a"], "user 'a' has another type than the others, which are integers"),
+        (["a"], [1], "user 1 has another type than the others, which are texts"),
         ([uuid.UUID(int=1)], ["a"], "which are UUIDs"),
-        ([], [1, "a"], "user 'a' is of another kind"),
+        ([], [1, "a"], "user 'a' has another type"),
         ([], [None], "user None is a NoneType; ids are integers, texts or UUIDs"),
         ([], [1.5], r"user 1\.5 is a float"),
         ([1], [True], "user True is a bool"),
         ([1], [1, None], "user None is a NoneType"),
         ([1], [2**63], "does not fit 64 bits"),
-        (["a"], ["\ud800"], "no valid Unicode"),
+        (["a"], ["\ud800"], "not valid Unicode"),
     ],
 )
 def test_impossible_ids_are_named_and_nothing_is_added(known: list[Any], new: list[Any], said: str) -> None:

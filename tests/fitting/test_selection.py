@@ -213,7 +213,7 @@ def test_a_trial_that_breaks_never_wins_and_is_written_down(log: Interactions, p
 
 def test_a_pretraining_that_always_breaks_is_an_error(log: Interactions, parts: Parts) -> None:
     selection = window(log, parts, pretrain_settings={"lr": 1e6}, epochs=20, budget=3)
-    with pytest.raises(LearningError, match=r"no pre-training came through.*smaller step"):
+    with pytest.raises(LearningError, match=r"all pre-trainings failed.*smaller step"):
         selection.pretraining()
 
 

@@ -159,7 +159,7 @@ def test_a_stopped_bench_says_how_to_go_on(folder: Path, tmp_path: Path) -> None
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Run the same command again to go on" in told
+    assert "Run the same command again to continue" in told
     assert "Traceback" not in told
 
 
@@ -215,7 +215,7 @@ def test_a_cell_that_fails_is_told_and_tried_again(folder: Path, tmp_path: Path,
 
 def test_what_waits_for_a_foundation_that_fails_fails_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Cell, path: str) -> None:
-        raise LearningError("no pre-training came through")
+        raise LearningError("all pre-trainings failed")
 
     monkeypatch.setattr(Cell, "run", broken)
     log = load_stream(folder / "flip.parquet")
@@ -236,7 +236,7 @@ def test_what_waits_for_a_foundation_that_fails_fails_with_it(folder: Path, monk
 
     tasks = tasks_of({"flip": SPLIT}, ["bpr"], ["eals"], 1, BASE)
     outcomes = {o.task.key: o for o in run_grid(tasks, {}, Here(), lambda outcome: None, Progress())}
-    assert outcomes["flip-bpr-0-default"].problem == "no pre-training came through"
+    assert outcomes["flip-bpr-0-default"].problem == "all pre-trainings failed"
     assert outcomes["flip-bpr-0-eals"].problem == "its pre-training failed: no pre-training came through"
     assert len(bench_table(tasks, outcomes).rows) == 1
 

@@ -150,7 +150,7 @@ class TestTheWholeWay:
         ended = run("reproduce", "--data", raw, "--out", out, *few)
         assert ended.code == 0
         assert "10 of 10 cells are there already" in ended.err
-        assert "is there already" in ended.out
+        assert "exists already" in ended.out
         assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -191,7 +191,7 @@ class TestConfigs:
     ) -> None:
         ended = run("reproduce", "--data", data, "--out", tmp_path / "out", "--configs", config("0" * 64), *few)
         assert ended.code == 0, ended.err
-        assert "was tuned on other data and is left alone" in ended.out
+        assert "was tuned on other data and is not used" in ended.out
         record = json.loads((tmp_path / "out" / "stream-bpr" / "yelp-bpr-0-eals.json").read_text(encoding="utf-8"))
         assert record["config"]["asked"]["settings"] == {}
 

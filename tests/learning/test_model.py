@@ -143,8 +143,8 @@ class TestEvents:
         before = saved(model, tmp_path)
         wrong: list[tuple[Any, Any, Any, str]] = [
             (["new"], ["i1"], [1, 2], "equally long, got 1, 1 and 2"),
-            (["new", 7], ["i1", "i2"], [1, 2], "user 7 is of another kind"),
-            (["new"], [3], [1], "item 3 is of another kind"),
+            (["new", 7], ["i1", "i2"], [1, 2], "user 7 has another type"),
+            (["new"], [3], [1], "item 3 has another type"),
             (["new"], ["i1"], [-1], "the time of event 0 is -1"),
             (["new"], ["i1"], [0.5], "whole numbers, got float64"),
             (["new"], ["i1"], np.array([2**63], dtype=np.uint64), "the time of event 0 is 9223372036854775808"),

@@ -127,7 +127,7 @@ def test_one_step_by_hand(log: Interactions) -> None:
 
 def test_leaving_the_finite_numbers_is_an_error(log: Interactions) -> None:
     run = training("bpr", log, lr=1e6)
-    with pytest.raises(LearningError, match=r"pre-training bpr left the finite numbers in epoch \d.*lr=1e\+06"):
+    with pytest.raises(LearningError, match=r"pre-training bpr diverged in epoch \d.*lr=1e\+06"):
         list(run.run(5))
 
 

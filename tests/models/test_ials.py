@@ -194,7 +194,7 @@ def test_as_a_recommender_it_learns_by_observing_and_a_failed_batch_leaves_no_tr
 
 
 def test_a_strategy_that_would_learn_or_solve_is_refused() -> None:
-    with pytest.raises(SettingsError, match="'melon' has nothing to update: recommender 'ials' learns by observing"):
+    with pytest.raises(SettingsError, match="'melon' has nothing to update: the recommender 'ials'"):
         Updater(IALS(), PublishedMeLON())
     report = check_pairing(partial(IALS, {"dim": 6}), Default)
     assert not report.applicable

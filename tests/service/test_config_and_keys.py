@@ -88,7 +88,7 @@ class TestSettings:
         with pytest.raises(SettingsError, match="cannot be read"):
             read_settings(tmp_path / "none.toml", {})
         (tmp_path / "bad.toml").write_text("port = = 3")
-        with pytest.raises(SettingsError, match="no valid TOML"):
+        with pytest.raises(SettingsError, match="not valid TOML"):
             read_settings(tmp_path / "bad.toml", {})
         (tmp_path / "odd.toml").write_text("prot = 3")
         with pytest.raises(SettingsError, match=r"odd\.toml"):

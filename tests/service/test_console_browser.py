@@ -263,7 +263,7 @@ def test_a_service_that_stops_is_said_to(browser: Browser, shop: Path, tmp_path:
             with contextlib.suppress(ProcessLookupError, IndexError):
                 os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
             page.wait_for_timeout(200)
-        assert "supervisor starts it again" in text_of(page, ".alarms")
+        assert "supervisor restarts it" in text_of(page, ".alarms")
         page.locator(".marks li:has-text('the learner started')").nth(1).wait_for(timeout=120_000)
         assert lock.read_text().split()[0] != first
         process.send_signal(signal.SIGTERM)

@@ -84,15 +84,15 @@ def test_ids_are_of_the_kind_that_the_log_has(run: Run, tmp_path: Path) -> None:
     [
         ({"user": ["a"], "thing": ["b"]}, (), "no column looks like the item; columns there: user, thing"),
         ({"user": ["a"], "item": ["b"]}, ("--column", "time=when"), "no column 'when' for the time"),
-        ({"user": ["a", ""], "item": ["b", "c"]}, (), "user of row 2, '', is no id"),
-        ({"user": ["a", None], "item": ["b", "c"]}, (), "user of row 2, None, is no id"),
+        ({"user": ["a", ""], "item": ["b", "c"]}, (), "user of row 2, '', is not a valid id"),
+        ({"user": ["a", None], "item": ["b", "c"]}, (), "user of row 2, None, is not a valid id"),
         ({"user": ["a"], "item": ["b\x07"]}, (), "item of row 1"),
         ({"user": ["a"], "item": ["b" * 300]}, (), "item of row 1"),
         ({"user": ["a"], "item": ["b"], "type": ["stare"]}, (), "type 'stare' is none of those"),
         ({"user": ["a"], "item": ["b"], "time": [1_767_225_600_000]}, (), "give --time-unit ms"),
         ({"user": ["a"], "item": ["b"], "time": ["soon"]}, (), "the time of row 1"),
         ({"user": ["a"], "item": ["b"]}, ("--column", "colour=user"), "is not ROLE=NAME"),
-        ({"user": ["a"], "item": ["b"]}, ("--time-unit", "h"), "none of s, ms, us, ns"),
+        ({"user": ["a"], "item": ["b"]}, ("--time-unit", "h"), "must be s, ms, us or ns"),
     ],
 )
 def test_what_cannot_be_read_is_named(
@@ -165,10 +165,10 @@ def test_a_query_is_imported_once(run: Run, tmp_path: Path, orders: str) -> None
         ("SELECT customer AS user, sku AS item FROM orders", "has no column with ids of events; columns there: "),
         ("SELECT id AS event_id, customer AS who, sku FROM orders", "no column looks like the user; columns there"),
         (SELECT.replace("'orders/' || id", "note"), "row 1 has no event_id"),
-        (SELECT.replace("customer AS", "note AS"), "of row 1, None, is no id here"),
+        (SELECT.replace("customer AS", "note AS"), "of row 1, None, is not a valid id"),
         ("SELECT * FROM ordres", "no such table: ordres"),
         ("DELETE FROM orders RETURNING id AS event_id, customer AS user, sku AS item", "attempt to write a readonly"),
-        (None, 'what is the database asked? Give --query "SELECT'),
+        (None, 'give the query: --query "SELECT'),
     ],
 )  # fmt: skip
 def test_a_query_that_gives_no_events_is_refused(
@@ -179,6 +179,6 @@ def test_a_query_that_gives_no_events_is_refused(
 
 def test_other_databases_and_missing_files_have_a_way_out(run: Run, tmp_path: Path) -> None:
     live, asked = tmp_path / "live", ("--query", "SELECT 1")
-    assert "mysql:// is no source; give a file, postgresql://" in run("log", "import", live, "mysql://x/y", *asked).said
+    assert "mysql:// is not a source; give a file" in run("log", "import", live, "mysql://x/y", *asked).said
     assert "there is no none.db; a relative path" in run("log", "import", live, "sqlite:///none.db", *asked).said
     assert "--query is for databases, and x.csv is a file" in run("log", "import", live, "x.csv", *asked).said

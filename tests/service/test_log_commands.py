@@ -113,7 +113,7 @@ def test_forget_waits_for_the_learner(live: Path, run: Run) -> None:
         ("nonsense", "no JSON"),
         ("[]", "no event"),
         ('{"user": "u"}', "no event"),
-        ('{"user": "u", "item": "i", "colour": 1}', "no field"),
+        ('{"user": "u", "item": "i", "colour": 1}', "not a field"),
         ('{"user": 1.5, "item": "i"}', "is a float"),
         ('{"user": true, "item": "i"}', "is a bool"),
         ('{"user": "", "item": "i"}', "out of range"),

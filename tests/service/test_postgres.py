@@ -407,7 +407,7 @@ def test_addresses_are_checked_and_passwords_never_shown(tmp_path: Path) -> None
         EventLog(place_of(given))
     assert "pa55word" not in str(caught.value)
     for bad, message in (
-        (url.replace("postgresql", "mysql"), "no address of a database"),
+        (url.replace("postgresql", "mysql"), "not an address of a database"),
         (f"{url}?schema=A b", "schema"),
     ):
         with pytest.raises(SettingsError, match=message):
@@ -465,8 +465,8 @@ def test_a_query_brings_events_into_a_log(url: str, tmp_path: Path) -> None:
         first = next(event for event in reader.events(1, 60_000) if event.event_id == known)
         assert (first.user, first.item, first.time) == ("u1", 1, 1_767_225_601)
     for bad, message in (
-        ("SELECT * FROM ordres", 'does not answer the query: relation "ordres" does not exist'),
-        ("DELETE FROM orders", "does not answer the query"),
+        ("SELECT * FROM ordres", 'cannot answer the query: relation "ordres" does not exist'),
+        ("DELETE FROM orders", "cannot answer the query"),
     ):
         with pytest.raises(DataError, match=message):
             list(events_of(address, replace(reading, query=bad)))

@@ -153,7 +153,7 @@ def deep(depth: int) -> dict[str, Any]:
         ({}, "a filter is an object"),
         ([], "a filter is an object"),
         ({"price": 3}, "has the parts price"),
-        ({"field": "price", "near": 3}, "no comparison"),
+        ({"field": "price", "near": 3}, "not a comparison"),
         ({"field": "price", "lt": "3"}, "must be a number"),
         ({"field": "price", "lt": math.inf}, "must be a number"),
         ({"field": "price", "lt": True}, "must be a number"),

@@ -52,8 +52,8 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("[tenants.News]", "small letters, digits and _"),
-            ("tenants.news = 3", "small letters, digits and _"),
+            ("[tenants.News]", "lower-case letters, digits and _"),
+            ("tenants.news = 3", "lower-case letters, digits and _"),
             ("[tenants.news]\nport = 1", "port is of the whole service"),
             ("[tenants.news]\nrat = 1", r"unknown setting of tenant news 'rat'. Did you mean 'rate'"),
             ("keys = 'k'\n[tenants.news]", "each tenant has its own"),

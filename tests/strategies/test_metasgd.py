@@ -216,7 +216,7 @@ class TestLazyRates:
         updater = updater_of(kind, made(share="dim"))
         with pytest.raises(CheckpointError, match="not the meta-model"):
             updater.take_over(stream_trained.meta_training())
-        with pytest.raises(CheckpointError, match="no meta-training of 'metasgd' with these settings"):
+        with pytest.raises(CheckpointError, match="not a meta-training of 'metasgd' with these settings"):
             stream_trained.take_over(updater.meta_training())
 
 

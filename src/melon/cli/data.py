@@ -19,21 +19,21 @@ _FILTER = "What is kept"
 @takes("columns", RAW)
 def data_prepare(
     raw: Annotated[list[Path], typer.Argument(help="Raw files, gzip and zip included.")],
-    out: Annotated[Path, typer.Option(help="The stream to write (Parquet, with side-cars for the original ids).")],
+    out: Annotated[Path, typer.Option(help="The stream to write (Parquet, with files of the original ids beside it).")],
     *,
     columns: dict[str, Any],
     missing: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT,TEXT",
-            help=f"Texts that mean 'no id'. An empty field always does; --missing '' leaves only that. "
+            help=f"Texts that mean 'no id'. Empty fields always do; with --missing '' only these. "
             f"(default: {','.join(MISSING)})",
             rich_help_panel=_FILTER,
         ),
     ] = None,
     min_interactions: Annotated[
         int,
-        typer.Option(help="Drop users and items with fewer; 20 is the MeLON paper's.", rich_help_panel=_FILTER),
+        typer.Option(help="Drop users and items with fewer interactions; the paper: 20.", rich_help_panel=_FILTER),
     ] = 1,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first bad row.", rich_help_panel=_FILTER)
@@ -41,7 +41,7 @@ def data_prepare(
 ) -> None:
     """Turn raw interactions into a time-ordered stream.
 
-    What is not said is guessed, and the output says how. What can be read in two ways is refused, and the message names
+    Options that you do not give are guessed and printed. What can be read in two ways is refused; the message names
     the option that decides.
     """
     from melon.data.prepare import prepare
@@ -76,7 +76,7 @@ def data_synthetic(
     kind: Annotated[str, typer.Argument(help="flip, news or drift: streams with a known answer.")],
     out: Annotated[Path, typer.Option(help="The stream to write.")],
     events: Annotated[int | None, typer.Option(help="Number of interactions.")] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same stream.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the stream.")] = 0,
 ) -> None:
     """Make a synthetic stream, to try things on."""
     from melon.demo import write_synthetic

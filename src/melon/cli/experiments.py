@@ -16,10 +16,10 @@ _OF_ONE_CELL = ("recommender", "strategy", "seed", "config", "split", "minutes")
 @takes("options", EVALUATION, *_OF_ONE_CELL, combine=requested)
 def bench(
     streams: Annotated[list[Path], typer.Argument(help="Prepared streams (melon data prepare makes them).")],
-    out: Annotated[Path, typer.Option(help="The folder of the records; run again to go on in it.")],
+    out: Annotated[Path, typer.Option(help="The folder of the records; run the same command again to continue.")],
     recommenders: Annotated[str, typer.Option(help="Names, separated by commas.", rich_help_panel=MODEL)] = "bpr",
     strategies: Annotated[
-        str, typer.Option(help="Names, separated by commas, or all: the nine of the comparison.", rich_help_panel=MODEL)
+        str, typer.Option(help="Names, separated by commas, or all (nine, as in the paper).", rich_help_panel=MODEL)
     ] = "all",
     seeds: Annotated[int, typer.Option(help="5 means seeds 0 to 4.", rich_help_panel=PROTOCOL)] = 3,
     jobs: Annotated[int, typer.Option(help="Cells at a time, each in its own process.", rich_help_panel=MACHINE)] = 1,
@@ -45,7 +45,7 @@ def bench(
 ) -> None:
     """Evaluate many strategies, recommenders, streams and seeds under one protocol, one record for each.
 
-    Cells that have a record are not run again, so a stopped bench resumes where it was. What the cells of a stream and
+    Cells with a record are not run again, so a stopped bench resumes where it was. What the cells of a stream and
     seed share (pre-training, plain fine-tuning, the baselines) is done once.
     """
     from melon.lab.bench import bench_streams
@@ -68,14 +68,14 @@ def bench(
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that melon bench made, or result files.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of melon bench, or result files.")],
     out: Annotated[
         Path | None, typer.Option(help="The folder to write the report to. (default: report in the first folder)")
     ] = None,
 ) -> None:
-    """Report what a bench showed: tables, comparisons, figures and conclusions, as one page, CSV and LaTeX.
+    """Report the results of a bench: tables, comparisons, figures and conclusions, as one page, CSV and LaTeX.
 
-    Every number comes from the records and the ranks beside them; nothing is run again.
+    All numbers come from the records and the ranks beside them; nothing is run again.
     """
     from melon.lab.report import report_folders
     from melon.progress import say
@@ -86,7 +86,7 @@ def report(
 @takes("options", EVALUATION, only=("budget", "threads"))
 def reproduce(
     data: Annotated[
-        Path, typer.Option(help="The folder with the paper's raw files, or with streams that stand in for them.")
+        Path, typer.Option(help="The folder with the paper's raw files, or with prepared streams that replace them.")
     ] = Path("data"),
     out: Annotated[
         Path | None, typer.Option(help="The folder of the records. (default: runs/paper, or runs/paper-quick)")
@@ -95,7 +95,7 @@ def reproduce(
         bool, typer.Option("--quick", help="A small budget: bpr, three strategies, one seed, little pre-training.")
     ] = False,
     configs: Annotated[
-        Path, typer.Option(help="A folder of tuned configs; those that were tuned on these very streams are taken.")
+        Path, typer.Option(help="A folder of tuned configs; only those tuned on the same streams are used.")
     ] = Path("research/configs"),
     forms: Annotated[
         str, typer.Option(help="published: as published; stream: all meta-trained through the stream; or both.")
@@ -110,11 +110,11 @@ def reproduce(
     ray: Ray = None,
     *,
     options: dict[str, Any],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is there and what is missing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which files are there or missing.")] = False,
 ) -> None:
     """Run the experiment of the MeLON paper (AAAI 2022): prepare, bench every strategy in two forms, report.
 
-    Datasets are looked for as raw files, then as prepared streams that stand in for them. For what is missing it says
+    It looks for raw files, then for prepared streams that replace them. For what is missing it says
     where to get it. The same command resumes a stopped run.
     """
     from melon.lab.paper import Reproduction
@@ -143,7 +143,7 @@ def demo(
         "demo"
     ),
     events: Annotated[int, typer.Option(help="Length of the embedded stream.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the demo.")] = 0,
 ) -> None:
     """Run every strategy on an embedded synthetic stream: a table and a page with the curve, in a few minutes."""
     from melon.demo import run_demo

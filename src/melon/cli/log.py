@@ -26,7 +26,7 @@ KeyOption = Annotated[
 
 @log.command("info")
 def log_info(folder: Folder, json: AsJson = False) -> None:
-    """Say what is in a log, how far the learner is, and what it ran on; a running service is not disturbed."""
+    """Describe a log: its content, the position of the learner, versions; a running service is not disturbed."""
     from melon.service.learner.replaying import describe
     from melon.service.log.files import Place
 
@@ -44,7 +44,7 @@ def log_info(folder: Folder, json: AsJson = False) -> None:
 
 @log.command("verify")
 def log_verify(folder: Folder) -> None:
-    """Check files, order, boundaries and checkpoints, and replay everything: the bytes must be those recorded."""
+    """Check files, order, boundaries and checkpoints, and replay everything: the bytes must equal the recorded ones."""
     from melon.service.learner.replaying import verify
     from melon.service.log.files import Place
 
@@ -120,9 +120,7 @@ def log_import(
             "database: postgresql://…, sqlite:///FILE."
         ),
     ],
-    query: Annotated[
-        str | None, typer.Option(help="What the database is asked: a SELECT of users, items and event ids.")
-    ] = None,
+    query: Annotated[str | None, typer.Option(help="A SELECT of users, items and event ids for the database.")] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(metavar="ROLE=NAME", help="The column of a role: user, item, time, type, event_id. Repeatable."),
@@ -137,7 +135,7 @@ def log_import(
     store: Annotated[str | None, typer.Option(help="Event types that are stored only.")] = None,
     key: KeyOption = None,
 ) -> None:
-    """Append events from a file or a query; those whose event_id the log knows are not stored again.
+    """Append events from a file or a query; an event_id that the log knows is not stored again.
 
     An event of a file without an id gets its place in it as one, so an import may be repeated; rows of a query need
     ids. Where a service runs in the folder, the events are posted to it, and it decides what types are for.
@@ -155,7 +153,7 @@ def log_import(
         if role not in ("user", "item", "time", "type", "event_id") or not named:
             raise SettingsError(f"--column {role}={named} is not ROLE=NAME with user, item, time, type or event_id.")
     if time_unit not in ("s", "ms", "us", "ns"):
-        raise SettingsError(f"--time-unit {time_unit} is none of s, ms, us, ns.")
+        raise SettingsError(f"--time-unit {time_unit} must be s, ms, us or ns.")
     uses = read_settings(None, {"learn": learn, "hide": hide, "store": store}).uses()
     file = None if "://" in source else Path(source)
     if query and file:
@@ -204,9 +202,9 @@ def log_copy(
 def log_forget(
     folder: Folder, user: Annotated[str, typer.Argument(help="The user's id.")], key: KeyOption = None
 ) -> None:
-    """Have a person forgotten: rows, past, and ids in the log and in every checkpoint.
+    """Forget a person: rows, history, and ids in the log and in all checkpoints.
 
-    Where a service runs in the folder, it is asked to; otherwise it happens when the learner next runs.
+    If a service runs in the folder, it does so at once; otherwise at its next start.
     """
     from melon.client import Client
     from melon.errors import HeldError
@@ -230,22 +228,22 @@ def log_forget(
 def promote(
     name: Annotated[str, typer.Argument(help="The challenger's name.")], folder: Running, key: KeyOption = None
 ) -> None:
-    """Have a challenger served from this place in the log on; what was served goes on learning for a rollback."""
+    """Serve a challenger from now on; the former model continues to learn, for a rollback."""
     from melon.client import Client
     from melon.service.log.files import address_of
 
     with Client(address_of(folder), key=_key(key, folder)) as client:
-        typer.echo(f"{name} is served from offset {client.promote(name)['offset']} on, once the learner is there")
+        typer.echo(f"{name} is served from offset {client.promote(name)['offset']} on, once the learner has reached it")
 
 
 def rollback(folder: Running, key: KeyOption = None) -> None:
-    """Have the model served again that was served before the last promotion; it has learned everything since."""
+    """Serve the model from before the last promotion again; it has learned everything since."""
     from melon.client import Client
     from melon.service.log.files import address_of
 
     with Client(address_of(folder), key=_key(key, folder)) as client:
         typer.echo(
-            f"the model before is served from offset {client.rollback()['offset']} on, once the learner is there"
+            f"the model before is served from offset {client.rollback()['offset']} on, once the learner has reached it"
         )
 
 
@@ -277,11 +275,11 @@ def bridge(
         str | None, typer.Option(envvar="MELON_KEY", help="A key of the service with the scope write, if it has keys.")
     ] = None,
     group: Annotated[
-        str, typer.Option(help="The durable consumer (NATS) or consumer group (Kafka) that remembers how far it is.")
+        str, typer.Option(help="The durable consumer (NATS) or consumer group (Kafka) that stores the position.")
     ] = "melon",
-    drain: Annotated[bool, typer.Option("--drain", help="End when nothing waits any more.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="End when no message waits.")] = False,
 ) -> None:
-    """Take events from a NATS JetStream or a Kafka topic to a service, each exactly once.
+    """Send events from NATS JetStream or a Kafka topic to a service, each exactly once.
 
     A message is a JSON object as POST /v1/interactions takes it; its place in the source is its event_id. It is
     acknowledged after the service has synced it, so what is delivered again is known. A message that is no event is

@@ -34,7 +34,7 @@ def evaluate(
     request: dict[str, Any],
     json: Annotated[
         Path | None,
-        typer.Option(help="Write the full result here, ranks of every event beside it.", rich_help_panel=OUTPUT),
+        typer.Option(help="Write the full result here, and the rank of each event beside it.", rich_help_panel=OUTPUT),
     ] = None,
     html: Annotated[
         Path | None,
@@ -42,15 +42,15 @@ def evaluate(
     ] = None,
     save_config: Annotated[
         Path | None,
-        typer.Option(help="Write the settings that were chosen here (TOML), for --config.", rich_help_panel=OUTPUT),
+        typer.Option(help="Write the chosen settings here (TOML), for --config.", rich_help_panel=OUTPUT),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the same command was stopped.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--resume", help="Continue the same command where it was stopped.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
-    """Evaluate a strategy on a stream: predict each batch, then learn it, beside the baselines it has to beat.
+    """Evaluate a strategy on a stream: predict each batch, then learn it, and compare with baselines.
 
-    Settings that are not given are chosen on the selection window: late training data and the validation part. The
+    Settings that you do not give are chosen on the selection window: late training data and the validation part. The
     test part is not read until then.
     """
     from melon.atomic import require_writable, write_text
@@ -93,7 +93,7 @@ def pretrain(
 ) -> None:
     """Train a recommender on a whole stream and save it, ready to learn on and to recommend.
 
-    The number of epochs and the settings that are not given are chosen on the selection window at the stream's end.
+    Epochs and settings that you do not give are chosen on the selection window at the end of the stream.
     """
     from melon.atomic import require_writable
     from melon.data.files import load_stream
@@ -154,9 +154,9 @@ def explain(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Draw the learning-rate matrix of a batch: how far each interaction would move each parameter, and why.
+    """Draw the learning-rate matrix of a batch: how far each interaction would move each parameter.
 
-    The batch is looked at as if it were learned now; nothing is learned and the model stays as it is.
+    The matrix is that of learning the batch now. The saved model does not change.
     """
     from melon.lab.figures import explain_model
     from melon.lab.terminal import show_rates
@@ -188,7 +188,7 @@ def recommend(
 ) -> None:
     """Print the best items for users, best first.
 
-    A user whom the model does not know is scored as a newcomer, and the list says so.
+    An unknown user gets the list of a new user, and the output says so.
     """
     from melon.estimator import load
 
@@ -212,7 +212,7 @@ def similar(
     k: ListLength = 10,
     json: AsJson = False,
 ) -> None:
-    """Print the items that are most like others, by the cosine of their vectors or, for the blend, by their users."""
+    """Print the items most similar to given ones, by the cosine of their vectors or, for the blend, by common users."""
     from melon.estimator import load
 
     loaded = load(model)
@@ -233,7 +233,7 @@ def learn(
     *,
     columns: dict[str, Any],
 ) -> None:
-    """Let a saved model learn new interactions in time order, and save it.
+    """Learn new interactions with a saved model, in time order, and save the model.
 
     Users and items may be new. The folder holds the old model until the new one is complete.
     """
@@ -249,8 +249,13 @@ def learn(
     log = replace(log, user_ids=_as_in(users, log.user_ids), item_ids=_as_in(items, log.item_ids))
     for note in notes:
         say(note)
-    known = loaded.n_users, loaded.n_items
+    known, late = (loaded.n_users, loaded.n_items), loaded.live.late
     loaded.partial_fit(log).save(target)
+    if late := loaded.live.late - late:
+        say(
+            f"warning: {counted(late, 'interaction')} of {len(log):,} are older than the newest in the model, but were "
+            "learned as new ones. If the model had them already, they now count twice."
+        )
     new_users, new_items = loaded.n_users - known[0], loaded.n_items - known[1]
     counts = counted(new_users, "new user"), counted(new_items, "new item")
     say(f"learned {counted(len(log), 'interaction')}, {', '.join(counts)}")
@@ -302,7 +307,7 @@ def _print_table(title: str, items: Any) -> None:
     from melon.progress import say
 
     if not items:
-        say(f"{title}\n  no item is left to recommend; --seen lists those that the user has had too")
+        say(f"{title}\n  no item is left to recommend; --seen also lists the user's own items")
         return
     lines = [(str(rank), str(one.item), f"{one.score:.4f}") for rank, one in enumerate(items, 1)]
     say(str(ResultTable(["rank", "item", "score"], [[*map(TableCell, line)] for line in lines], left=2, title=title)))

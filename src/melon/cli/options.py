@@ -101,7 +101,7 @@ def refuse_old_name(word: str) -> None:
     """Raise for a command or an option of an earlier version, with its new name."""
     name = word.partition("=")[0]
     if name in RENAMED:
-        raise SettingsError(f"{name} is no longer there. Use {RENAMED[name]}.")
+        raise SettingsError(f"{name} was removed. Use {RENAMED[name]}.")
 
 
 class MelonCommand(TyperCommand):
@@ -186,7 +186,7 @@ def _shown(value: Any) -> str:
 
 
 MODEL, PROTOCOL, CHOICE, OUTPUT, MACHINE = "Model", "Protocol", "Choosing settings", "Output", "Machine"
-_FILE, _TIMES = "What raw files are like (guessed and said when left out)", "Times"
+_FILE, _TIMES = "Raw files (guessed and printed if not given)", "Times"
 
 Stream = Annotated[Path, typer.Argument(help="A prepared stream (melon data prepare makes one).")]
 Model = Annotated[Path, typer.Argument(help="The folder of a saved model (melon pretrain and Melon.save make one).")]
@@ -204,8 +204,8 @@ def _option(kind: Any, panel: str, text: str, *names: str, **more: Any) -> Any:
 
 #: Options that are fields of an evaluation (`CellConfig`), and the two that fill in several of them.
 EVALUATION: Mapping[str, Any] = {
-    "recommender": _option(str, MODEL, "What scores: {recommenders}. (default: {recommender})"),
-    "strategy": _option(str, MODEL, "What updates it: {strategies}. (default: {strategy})"),
+    "recommender": _option(str, MODEL, "Recommender (gives items scores): {recommenders}. (default: {recommender})"),
+    "strategy": _option(str, MODEL, "Strategy (updates the recommender): {strategies}. (default: {strategy})"),
     "preset": _option(str, MODEL, "Settings that are fixed together: default, or the paper's. (default: {preset})"),
     "pretrain": _option(
         str,
@@ -221,7 +221,7 @@ EVALUATION: Mapping[str, Any] = {
     "assignments": _option(
         list[str],
         MODEL,
-        "Fix a setting of the strategy, or recommender.KEY or pretrain.KEY; what is fixed is not searched.",
+        "Fix a setting of the strategy, or recommender.KEY or pretrain.KEY; it is then not searched.",
         "--set",
         metavar="KEY=VALUE",
     ),
@@ -233,17 +233,17 @@ EVALUATION: Mapping[str, Any] = {
     "lists": _option(
         bool,
         PROTOCOL,
-        "Rank by lists of the whole catalogue, as users see them, beside sampled candidates. (default: yes)",
+        "Also rank by lists of the whole catalogue, as users see them. (default: yes)",
         "--lists/--no-lists",
     ),
     "retrain_every": _option(
         int,
         PROTOCOL,
-        "Beside the baselines, evaluate a model that is trained from scratch every N interactions.",
+        "Also evaluate a model that is trained from scratch every N interactions.",
         metavar="N",
     ),
     "seed": _option(int, PROTOCOL, "Seed of everything random. (default: {seed})"),
-    "epochs": _option(int, CHOICE, "At most this many pre-training passes; fewer where fewer do better."),
+    "epochs": _option(int, CHOICE, "Pre-training passes, at most; fewer if fewer are better."),
     "budget": _option(
         int,
         CHOICE,
@@ -259,9 +259,9 @@ EVALUATION: Mapping[str, Any] = {
 #: The same where nothing has to be named.
 AUTO_EVALUATION: Mapping[str, Any] = {
     **EVALUATION,
-    "recommender": _option(str, MODEL, "What scores: auto, {recommenders}. (default: auto, which is blend)"),
+    "recommender": _option(str, MODEL, "Recommender: auto, {recommenders}. (default: auto, which is blend)"),
     "strategy": _option(
-        str, MODEL, "What updates it: auto, {strategies}. (default: auto, which is default with --half-life auto)"
+        str, MODEL, "Update strategy: auto, {strategies}. (default: auto, which is default with --half-life auto)"
     ),
 }
 #: What a raw file is like.
@@ -270,15 +270,15 @@ RAW: Mapping[str, Any] = {
     "item": _option(str, _FILE, "Item column: its name, or its number."),
     "time": _option(str, _FILE, "Time column: its name, or its number."),
     "format": _option(str, _FILE, "Published data by name: {formats}; it says which columns are which."),
-    "separator": _option(str, _FILE, "What stands between fields: ',' ';' '|' '::' tab or another character."),
+    "separator": _option(str, _FILE, "Separator of fields: ',' ';' '|' '::' tab or another character."),
     "header": _option(
         bool,
         _FILE,
-        "Whether the first line names the columns; without, give columns by number: --user 1.",
+        "Whether the first line names the columns; if not, give columns by number: --user 1.",
         "--header/--no-header",
     ),
     "encoding": _option(str, _FILE, "Encoding of the text: utf-8, cp1252, latin-1, utf-16, …"),
-    "time_unit": _option(str, _TIMES, "s, ms, us or ns, where times are numbers."),
+    "time_unit": _option(str, _TIMES, "s, ms, us or ns, if times are numbers."),
     "time_format": _option(str, _TIMES, "How dates are written: '%d.%m.%Y %H:%M', '%m/%d/%Y', …"),
 }
 

@@ -34,7 +34,7 @@ LogAddress = Annotated[
 Host = Annotated[
     str | None,
     typer.Option(
-        help="The address to listen on; others than loopback need keys. (default: 127.0.0.1)", rich_help_panel=_WHERE
+        help="The address to listen on; all except loopback need keys. (default: 127.0.0.1)", rich_help_panel=_WHERE
     ),
 ]
 Port = Annotated[int | None, typer.Option(help="The port; 0 takes a free one. (default: 8000)", rich_help_panel=_WHERE)]
@@ -61,17 +61,15 @@ def serve(
     hide: Hide = None,
     store: Store = None,
     gorse: Annotated[
-        bool, typer.Option("--gorse", help="Answer the clients of Gorse under /api, too.", rich_help_panel=_DOORS)
+        bool, typer.Option("--gorse", help="Also answer the clients of Gorse under /api.", rich_help_panel=_DOORS)
     ] = False,
     segment: Annotated[
         bool,
-        typer.Option(
-            "--segment", help="Take what the clients of Segment and RudderStack send, too.", rich_help_panel=_DOORS
-        ),
+        typer.Option("--segment", help="Also accept the clients of Segment and RudderStack.", rich_help_panel=_DOORS),
     ] = False,
     challenger: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=MODEL", help="A model that learns beside the one that is served. Repeatable."),
+        typer.Option(metavar="NAME=MODEL", help="A model that learns beside the served one. Repeatable."),
     ] = None,
     split: Annotated[
         list[str] | None,
@@ -91,7 +89,7 @@ def serve(
 ) -> None:
     """Serve recommendations over HTTP, and learn from interactions within a second.
 
-    Starts one learner and one API process and restarts either. Ctrl-C stops both in order: requests under way are
+    Starts one learner and one API process and restarts them. Ctrl-C stops both in order: open requests are
     finished, what was posted is committed, learned and saved. A settings file may have tenants, each with a model,
     log, keys and limits of its own at /t/NAME/.
     """
@@ -163,7 +161,7 @@ def doctor(
     forgotten: Annotated[str | None, typer.Option(help="Look for this user's id in every file of the service.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Check what a service needs: extras, SQLite, disk, log, checkpoints, keys; and that a person is forgotten."""
+    """Check what a service needs: extras, SQLite, disk, log, checkpoints, keys; also that a person is forgotten."""
     from melon.errors import require_serving
 
     require_serving("melon doctor")
@@ -206,10 +204,10 @@ def restore(
     source: Annotated[Path, typer.Argument(metavar="BACKUP", help="A folder that melon backup wrote.")],
     folder: Annotated[Path, typer.Argument(help="The folder of the service; it must not be running.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Move what is in FOLDER aside, and keep its keys.")
+        bool, typer.Option("--replace", help="Move the present content of FOLDER aside, and keep its keys.")
     ] = False,
 ) -> None:
-    """Make a service's folder from a backup; people forgotten since are forgotten again where that can be known."""
+    """Restore a service's folder from a backup; people forgotten since are forgotten again, if the log has them."""
     from melon.errors import require_serving
 
     require_serving("melon restore")
@@ -217,10 +215,10 @@ def restore(
 
     done = bring_back(source, folder, replace=replace)
     typer.echo(
-        f"restored {folder}: {done.backup.events} events up to offset {done.backup.offset}; what came later is lost"
+        f"restored {folder}: {done.backup.events} events up to offset {done.backup.offset}; later events are lost"
     )
     if done.before is not None:
-        typer.echo(f"what was there is in {done.before}; delete it when it is not needed any more")
+        typer.echo(f"the former content is in {done.before}; delete it when it is not needed any more")
         typer.echo(f"{done.forgotten} people forgotten since the backup will be forgotten when the service runs")
     if done.before is None or done.unknown:
         count = "people" if done.before is None else f"{done.unknown} of them or more, who"
@@ -235,7 +233,7 @@ def keys_add(
     data: Data = None,
     log: LogAddress = None,
     config: Config = None,
-    days: Annotated[float | None, typer.Option(help="The key ends after this many days. (default: never)")] = None,
+    days: Annotated[float | None, typer.Option(help="The key expires after this many days. (default: never)")] = None,
     note: Annotated[str, typer.Option(help="What the key is for.")] = "",
 ) -> None:
     """Make a key and print it; only its digest is stored, so it is shown once."""

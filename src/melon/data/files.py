@@ -54,7 +54,7 @@ def load_stream(path: str | os.PathLike[str]) -> Interactions:
     source = Path(path)
     frame = _read_parquet(source)
     if frame.is_empty():
-        raise DataError(f"{source} has no interactions in it; prepare it again from its raw files.")
+        raise DataError(f"{source} has no interactions; prepare it again from its raw files.")
     try:
         columns = find_columns(frame.columns, str(source), usual=NAMES)
         log = interactions_from(frame, user=columns.user, item=columns.item, time=columns.time)

@@ -94,7 +94,7 @@ def _columns_of(source: Any, wanted: dict[str, str | None]) -> tuple[Column, Col
 def _complete(users: Column, items: Column, times: Column | None) -> tuple[Column, Column, Column | None]:
     """The columns without the rows in which a value is missing, which a warning counts by what is missing."""
     if not len(users):
-        raise DataError("there is no interaction in what was given; at least one is needed.")
+        raise DataError("the data has no interaction; give at least one.")
     columns = {"user": users, "item": items} | ({} if times is None else {"time": times})
     left_out, reasons = np.zeros(len(users), dtype=bool), []
     for role, column in columns.items():
@@ -106,7 +106,7 @@ def _complete(users: Column, items: Column, times: Column | None) -> tuple[Colum
         return users, items, times
     said = f"{np.count_nonzero(left_out)} of {len(users)} interactions left out: {', '.join(reasons)}"
     if left_out.all():
-        raise DataError(f"there is no whole interaction in what was given; {said}.")
+        raise DataError(f"the data has no complete interaction; {said}.")
     warnings.warn(said, stacklevel=4)
     kept = np.flatnonzero(~left_out)
     whole = [one.gather(kept) if isinstance(one, pl.Series) else [one[n] for n in kept] for one in columns.values()]
@@ -205,7 +205,7 @@ def _whole_numbers(column: pl.Series, role: str) -> pl.Series:
     if odd.any():
         row = int(odd.arg_max() or 0)
         raise DataError(
-            f"event {row} has the {role} {column[row]!r}, which is no whole number; ids are integers, texts or UUIDs."
+            f"event {row} has the {role} {column[row]!r}, not a whole number; ids are integers, texts or UUIDs."
         )
     return column.cast(pl.Int64)
 
@@ -239,7 +239,7 @@ def _moments(times: pl.Series) -> tuple[Ints | Floats, Ints]:
         row = int((~times.is_finite()).arg_max() or 0)
         raise DataError(f"the time of event {row} is {times[row]}; give a finite one.")
     if (wild := first_beyond_64_bits(times)) is not None:
-        raise DataError(f"the time of event {wild} is {times[wild]}, which is no moment; give seconds since 1970.")
+        raise DataError(f"the time of event {wild} is {times[wild]}, which is not a time; give seconds since 1970.")
     key = times.cast(pl.Int64).to_numpy() if times.dtype.is_integer() else times.to_numpy()
     if key.min() < 0:
         row = int(np.argmax(key < 0))

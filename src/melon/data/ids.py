@@ -200,7 +200,7 @@ class IdBook:
         """Ids of rows: int64, or an object array of texts or UUIDs."""
         numbers = np.asarray(rows, dtype=np.int64).reshape(-1)
         if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self._ids):
-            raise DataError(f"row {int(numbers.max())} stands for no {self.what}: there are {len(self._ids)}.")
+            raise DataError(f"row {int(numbers.max())} belongs to no {self.what}: there are {len(self._ids)}.")
         out = np.empty(len(numbers), dtype=np.int64 if self.kind == "int" else object)
         out[:] = [self._ids[row] for row in numbers.tolist()]
         return out
@@ -254,7 +254,7 @@ class IdBook:
                 odd = next(one for one in values if type(one) is kind)
                 self._kind_of(odd)
                 raise DataError(
-                    f"{self.what} {odd!r} is of another kind than the others, which are {_PLURALS[wanted]}; "
+                    f"{self.what} {odd!r} has another type than the others, which are {_PLURALS[wanted]}; "
                     f"give all {self.what}s as {_PLURALS[wanted]}."
                 )
         return values, wanted
@@ -272,7 +272,7 @@ class IdBook:
         elif kind == "str":
             for one in ids:
                 if not is_unicode(str(one)):
-                    raise DataError(f"{self.what} {one!r} is no valid Unicode text: it has half of a surrogate pair.")
+                    raise DataError(f"{self.what} {one!r} is not valid Unicode: it has half of a surrogate pair.")
 
 
 def _python_values(ids: Iterable[Any]) -> list[Any]:

@@ -53,7 +53,7 @@ class StreamInfo:
 def describe(log: Interactions) -> StreamInfo:
     """Count and measure a stream."""
     if not len(log):
-        raise DataError("there is no interaction to describe.")
+        raise DataError("the stream has no interaction to describe.")
     events = len(log)
     start = min(int(events * (1 - TAIL)), events - 1)
     known_items, seen_users = int(log.known_items[start]), int(log.users[:start].max()) + 1 if start else 0

@@ -91,7 +91,7 @@ def prepare(
     if target.suffix != ".parquet":
         raise SettingsError(f"--out must end in .parquet, got {str(target)!r}.")
     if any(target.exists() and path.exists() and target.samefile(path) for path in paths):
-        raise DataError(f"--out {target} is one of the raw files; write somewhere else.")
+        raise DataError(f"--out {target} is one of the raw files; give another path.")
     options = ReadOptions(
         columns={"user": user, "item": item, "time": time},
         format=format,

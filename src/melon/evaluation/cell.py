@@ -128,7 +128,7 @@ class Cell:
             most := log.n_items - 1 - int(np.diff(log.taken.starts).min())
         ):
             self.progress.note(
-                f"almost nothing can be ranked: beside an interaction no user has more than {most} of {log.n_items:,} "
+                f"almost nothing can be ranked: for an interaction no user has more than {most} of {log.n_items:,} "
                 f"items left, and {negatives} are asked for; lower --negatives"
             )
 
@@ -224,6 +224,4 @@ class Cell:
     def _require_two_sides(training: Interactions) -> None:
         for side, count in (("user", training.n_users), ("item", training.n_items)):
             if count < 2:
-                raise StreamError(
-                    f"the training part has {count} {side}; an evaluation needs at least two to tell anything apart."
-                )
+                raise StreamError(f"the training part has {count} {side}; an evaluation needs at least two.")

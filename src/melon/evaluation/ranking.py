@@ -74,7 +74,7 @@ def require_finite(scores: Scores, place: str) -> None:
         line, column = (int(index) for index in np.argwhere(~finite)[0])
         raise LearningError(
             f"a score is {scores[line, column]} in {place} (interaction {line}, candidate {column}); "
-            "the model has left the finite numbers. Try a smaller learning rate."
+            "the model has diverged. Try a smaller learning rate."
         )
 
 

@@ -216,7 +216,7 @@ def read_json(path: Path) -> Plain:
     """A JSON object from a file of a bench; an error names the file and says what to do."""
     content = read_any_json(path)
     if not isinstance(content, dict):
-        raise DataError(f"{path} is no file of a melon bench: it holds no JSON object. Remove it from the folder.")
+        raise DataError(f"{path} is not a file of a melon bench: it holds no JSON object. Remove it from the folder.")
     return content
 
 
@@ -239,12 +239,13 @@ def lists_sentence(record: Mapping[str, Any]) -> str:
     for track, text in (("all", "all events"), ("first_time", "first-time pairs")):
         ours, theirs = (section(each, f"lists.{track}") for each in (record, record["baselines"].get(nearest, {})))
         if ours and theirs:
-            texts.append(f"{number(ours['NDCG@10'])} against {number(theirs['NDCG@10'])} ({text})")
+            texts.append((f"{number(ours['NDCG@10'])} ({text})", number(theirs["NDCG@10"])))
     if not texts:
         return f"{labels.label(name)} made no lists."
+    own, beside = (" and ".join(one) for one in zip(*texts, strict=True))
     return (
-        f"In lists of the whole catalogue, {labels.label(name)} has NDCG@10 {', '.join(texts)} of the nearest simple "
-        f"method, {labels.label(nearest)}, which is the best of them on the selection window."
+        f"In lists of the whole catalogue, {labels.label(name)} has NDCG@10 {own}. The best simple method on the "
+        f"selection window, {labels.label(nearest)}, has {beside}."
     )
 
 

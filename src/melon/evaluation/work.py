@@ -211,7 +211,7 @@ def _own_folder() -> Path:
         raise cannot_write(folder, problem) from problem
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise DataError(
-            f"{folder} is not a private folder of yours, so no work is kept there; remove it, set TMPDIR to another "
+            f"{folder} is not a private folder of yours, so it is not used; remove it, set TMPDIR to another "
             "folder, or give --json."
         )
     return folder

@@ -25,8 +25,8 @@ SETTINGS: Plain = {
     "head_popular_share": 0.2,
 }
 _WHY = (
-    "it learns how far to trust the personal score, what is popular now, and items like a user's last ones, "
-    "so one configuration serves fast and slow streams"
+    "it learns how much weight the personal score, popular items and items similar to the user's last ones get, "
+    "so it works on fast and slow streams"
 )
 
 

@@ -179,7 +179,7 @@ def _plain(name: str, value: Any) -> Any:
     try:
         json.dumps(plain)
     except (TypeError, ValueError) as error:
-        raise SettingsError(f"{name} = {value!r} is no plain value ({error}).") from None
+        raise SettingsError(f"{name} = {value!r} is not a plain value ({error}).") from None
     return plain
 
 

@@ -90,7 +90,7 @@ class Fitting:
         if not self.plan.budget:
             return "the budget is 0, so no settings were tried: defaults are used"
         if self._observes_alone:
-            return f"recommender {self.plan.recommender_name!r} learns by observing alone, so no settings were tried"
+            return f"recommender {self.plan.recommender_name!r} learns without gradients, so no settings were tried"
         if self.plan.epochs == 0:
             return "the recommender is not pre-trained (epochs = 0), so no settings were tried: defaults are used"
         if self._stopped_early:

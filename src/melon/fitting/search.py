@@ -251,7 +251,7 @@ class Pending(Generic[_Result]):
             outcome, error = self._pipe.recv()
         except (EOFError, OSError):
             raise MelonError(
-                f"a process that tried settings was ended from outside{_by(self._process)}, most likely because memory "
+                f"a process that tried settings was killed{_by(self._process)}, most likely because memory "
                 "ran out. With --threads 2 (threads=2 in Python) settings are tried one at a time."
             ) from None
         finally:

@@ -111,7 +111,7 @@ class Selection:
         if not chosen.trials:
             raise StoppedError("stopped before the first pre-training was judged.")
         if chosen.score is None:
-            raise LearningError(f"no pre-training came through. The first trial: {chosen.trials[0].problem}")
+            raise LearningError(f"all pre-trainings failed. The first trial: {chosen.trials[0].problem}")
         return chosen, states["best"]
 
     @property
@@ -201,7 +201,8 @@ class Selection:
 
     def _report(self, name: str, trial: Trial, budget: int, after: str = "") -> None:
         settings = {key: value for key, value in trial.settings.items() if not after or key != "epochs"}
-        outcome = trial.problem if trial.score is None else f"{trial.score:.4f}{after}"
+        metric = "NDCG@10 of lists" if self.protocol.by_lists and not after else "HR@5 + NDCG@10"
+        outcome = trial.problem if trial.score is None else f"{metric} {trial.score:.4f}{after}"
         self.progress.share(None, budget)
         self.progress.note(f"{name} {words(settings)}: {outcome}")
 
@@ -212,7 +213,7 @@ class Selection:
     def _goes_on(self) -> bool:
         if not self.stop.press():
             return False
-        self.progress.notice("stopped choosing: going on with the best settings so far; stop again to end")
+        self.progress.notice("stopped choosing: continuing with the best settings so far; stop again to end")
         return True
 
     def _prepare(self, start: PretrainedState | None = None) -> None:

@@ -76,7 +76,7 @@ def require_compiled() -> None:
     if _choice() == "python" or _failed:
         reason = next(iter(_failed.values()), f"{VARIABLE}=python")
         raise SettingsError(
-            f"kernels are not compiled here ({reason}), so replicas would drift from the learner; "
+            f"kernels are not compiled here ({reason}), so replicas would differ from the learner; "
             f"unset {VARIABLE} and install a numba that works on this machine."
         )
 

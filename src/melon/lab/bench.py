@@ -344,7 +344,7 @@ class BenchFolder:
             if before["options"] and before["options"].get(name) != value:
                 raise SettingsError(
                     f"{self.out} holds a bench with {name} = {before['options'].get(name)!r}, and this one has "
-                    f"{value!r}: they cannot stand in one table. Choose another --out."
+                    f"{value!r}. Choose another --out."
                 )
         for name, sha in hashes.items():
             if before["streams"].get(name, sha) != sha:
@@ -359,7 +359,7 @@ class BenchFolder:
             return {"options": {}, "streams": {}}
         about = read_json(self._about)
         if not all(isinstance(about.get(name), dict) for name in ("options", "streams")):
-            raise DataError(f"{self._about} is no description of a bench: remove it, or choose another --out.")
+            raise DataError(f"{self._about} is not a description of a bench: remove it, or choose another --out.")
         return about
 
     def path(self, task: Task) -> Path:
@@ -378,11 +378,9 @@ class BenchFolder:
         try:
             request, seconds = record["config"]["asked"], float(record["seconds"])
         except (KeyError, TypeError, ValueError):
-            raise DataError(f"{path} is no whole record. Remove it, and run the bench again.") from None
+            raise DataError(f"{path} is not a complete record. Remove it, and run the bench again.") from None
         if request != json.loads(json.dumps(task.config.plain())):
-            raise SettingsError(
-                f"{path} was made with other settings than are asked for now; choose another --out, or remove it."
-            )
+            raise SettingsError(f"{path} was made with other settings; choose another --out, or remove it.")
         return CellOutcome(task, seconds, record)
 
     def keep(self, outcome: CellOutcome) -> None:
@@ -431,7 +429,7 @@ def bench_streams(
             outcomes = {outcome.task.key: outcome for outcome in run_grid(tasks, done, executor, folder.keep, shown)}
     except KeyboardInterrupt:
         raise StoppedError(
-            f"stopped; what was finished is kept in {out}. Run the same command again to go on."
+            f"stopped; finished work is kept in {out}. Run the same command again to continue."
         ) from None
     return BenchResult(out, tasks, done | outcomes)
 

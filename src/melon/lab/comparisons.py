@@ -171,7 +171,7 @@ class MethodComparison:
         frame = self._frames[self.runs[0].path].select(columns)
         for run in self.runs[1:]:
             if not frame["event"].equals(self._frames[run.path]["event"]):
-                raise DataError(f"{run.path} ranks other events than {self.runs[0].path}; they are no one comparison.")
+                raise DataError(f"{run.path} ranks other events than {self.runs[0].path}; they cannot be compared.")
         return frame
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
@@ -309,7 +309,7 @@ def _read_source(source: Path) -> tuple[list[Run], list[Gap]]:
     for path in paths:
         record = _record(path)
         if record is None and not source.is_dir():
-            raise DataError(f"{path} is no result of melon: it has no metrics.")
+            raise DataError(f"{path} is not a result of melon: it has no metrics.")
         if record is None:
             continue
         if "not_applicable" in record:
@@ -332,9 +332,9 @@ def _record(path: Path) -> Plain | None:
     if "metrics" in record:
         for name in _NEEDED:
             if name not in record:
-                raise DataError(f"{path} is no whole result: it has no {name!r}. Remove it, and run the bench again.")
+                raise DataError(f"{path} is incomplete: it has no {name!r}. Remove it and run the bench again.")
         if not record["metrics"]:
-            raise DataError(f"{path} has no event with a rank, so there is nothing to report of it.")
+            raise DataError(f"{path} has no event with a rank, so there is nothing to report.")
     return record
 
 

@@ -189,18 +189,18 @@ def result_document(records: Records, title: str = "") -> Document:
 
 
 def headline(records: Records, lines: Sequence[ResultLine]) -> str:
-    """Who did best, and by how much."""
+    """Which method is best, and by how much."""
     ranked = sorted((line for line in lines if line.metrics), key=lambda line: -line.metrics["HR@5"])
     if not ranked:
         return "No event could be ranked: there are too few items beside what users have taken."
     best, *others = ranked
     events, candidates = records[0]["interactions_evaluated"], records[0]["protocol"]["negatives"] + 1
-    who = f"{best.label}, which is what melon runs if you name nothing," if best.method == labels.AUTO else best.label
-    text = f"{who} did best: in {_percent(best)} of {events:,} cases the item that was taken stood among its first five"
+    who = f"{best.label}, the default method," if best.method == labels.AUTO else best.label
+    text = f"{who} is best: the item taken is in its first five of {candidates} in {_percent(best)} of {events:,} cases"
     shown = [*_simple(others, records[0])[:1], *_updated(others, records[0])[:1]]
     shown += [line for line in others if line.method == "frozen" and line not in shown]
     rest = [f"{_percent(line)} for {line.label}" for line in shown]
-    return f"{text} of {candidates}" + (f", against {', '.join(rest)}." if rest else ".")
+    return text + (f", against {', '.join(rest)}." if rest else ".")
 
 
 def result_figure(records: Records) -> Figures:

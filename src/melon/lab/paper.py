@@ -166,11 +166,11 @@ def reproduce(request: Reproduction) -> int:
     if not request.dry_run:
         require_plots("the report of melon reproduce")
     if not request.data.is_dir():
-        raise DataError(f"there is no folder {request.data}; say with --data where the paper's datasets are.")
+        raise DataError(f"there is no folder {request.data}; give the folder of the paper's datasets with --data.")
     datasets, missing = look(request.data)
     _show(request.data, datasets, missing)
     if not datasets:
-        raise DataError(f"{request.data} holds none of the paper's datasets; say where they are with --data.")
+        raise DataError(f"{request.data} holds none of the paper's datasets; give their folder with --data.")
     if request.dry_run:
         return 0
     streams = {dataset.stream: _stream(dataset, request.out) for dataset in datasets}
@@ -211,12 +211,12 @@ def reproduce(request: Reproduction) -> int:
 
 
 def _stream(dataset: Found, out: Path) -> Path:
-    """A stream that is there already, or one that is prepared now; the same raw files are prepared once."""
+    """A stream that exists already, or one that is prepared now; the same raw files are prepared once."""
     if dataset.prepared is not None:
         return dataset.prepared
     target = out / "data" / f"{dataset.stream}.parquet"
     if _is_of(target, dataset.raw):
-        say(f"{target} is there already")
+        say(f"{target} exists already")
         return target
     say(f"preparing {dataset.wanted.name} from {', '.join(path.name for path in dataset.raw)}")
     report = prepare(list(dataset.raw), out=target, min_interactions=_FEWEST, **dataset.columns)
@@ -244,7 +244,7 @@ def _take(folder: Path, streams: Mapping[str, Path], target: Path) -> None:
         if "stream" in STRATEGIES[path.stem.rpartition("-")[2]].presets and read_config(path).get("preset") != "stream":
             continue
         if tuned_elsewhere(path, fingerprint(stream)):
-            say(f"{path} was tuned on other data and is left alone")
+            say(f"{path} was tuned on other data and is not used")
         else:
             write_text(target / path.name, path.read_text(encoding="utf-8"))
 

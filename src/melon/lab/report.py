@@ -171,10 +171,10 @@ _MARKS: Mapping[str, Mark] = {
 #: More methods than this are thin lines, except the baselines and the best.
 _MOST_LINES = 6
 _RULES = (
-    f"The reference is {label(REFERENCE)}: plain fine-tuning, named before any number was seen; methods are compared "
+    f"The reference is {label(REFERENCE)}: plain fine-tuning, named before the test part is read. Methods are compared "
     f"by {METRIC}. “Better” and “worse”: the 95 % interval of the difference per event, from a bootstrap over users, "
-    "lies wholly above or below 0 after Holm's correction within the table. “No significant loss”: a loss larger than "
-    "the margin is ruled out. “Worse within the margin”: so is a gain. Streams with repeats are judged without them."
+    "lies above or below 0, after Holm's correction for the table. “No significant loss”: the interval excludes a loss "
+    "above the margin. “Worse within the margin”: the interval also excludes a gain. Repeats are left out."
 )
 
 
@@ -202,8 +202,8 @@ def headline(bench: Bench, tests: PairedTests) -> str:
 def short(bench: Bench, tests: PairedTests) -> Section:
     """The overview, and what to take."""
     note = (
-        "The mean over seeds, best of each comparison in bold, second underlined. A stream is fast where what was "
-        "popular lately beats a recommender that is never updated."
+        "The mean over seeds; the best of each comparison is bold, the second underlined. A stream is called fast if "
+        "recent popularity is better than a recommender that is never updated."
     )
     return Section(
         "short",
@@ -265,9 +265,9 @@ def results(bench: Bench, tests: PairedTests) -> Section:
     others = [comparison_part(comparison, tests) for comparison in bench.comparisons if comparison not in bench.main]
     blocks += [Fold(part.title, [Prose(part.note, soft=True), *part.blocks]) for part in others]
     lead = (
-        "Differences to the reference first: the dot is the mean, the line the 95 % interval from resampling users, "
-        "the faint line from resampling items, the shaded band the margin. Then hit rate and NDCG at 5, 10 and 20: "
-        "mean ± standard error over seeds, best in bold, second underlined."
+        "First the differences to the reference: the dot is the mean, the line the 95 % interval by users, the faint "
+        "line the one by items, the shaded band the margin. Then hit rate and NDCG at 5, 10 and 20: mean ± standard "
+        "error over seeds; the best is bold, the second underlined."
     )
     return Section("results", "Accuracy", lead, blocks)
 
@@ -447,9 +447,9 @@ def costs(bench: Bench) -> Section | None:
     used = " or ".join(counted(n, "thread") for n in sorted({run.record["protocol"]["threads"] for run in bench.runs}))
     note = f"Learning only, without scoring; {used}."
     if few:
-        note += f" Some methods were timed on fewer than {TIMED_BATCHES} batches: read those with care."
+        note += f" Fewer than {TIMED_BATCHES} batches were timed for some methods: their times are not exact."
     head = ["", "method", "median ms", "mean", "p95", "updates/s", "batches", "HR@5", ""]
-    lead = "Elapsed time per online batch, and what it buys. Off the frontier, something cheaper is as good."
+    lead = "Elapsed time per online batch, and HR@5. For a method off the frontier, a cheaper one is as good."
     return Section("cost", "Cost", lead, [ResultTable(head, rows, note, left=2, grouped=True)])
 
 
@@ -476,8 +476,8 @@ def cold_users(bench: Bench) -> Section | None:
                     cells.append(estimate_cell(side.get(metric), mark))
             rows.append(cells)
     head = ["", "method", "HR@5 cold", "HR@5 warm", "NDCG@10 cold", "NDCG@10 warm"]
-    caption = f"Mean ± standard error over seeds. Grey: fewer than {FEW_EVENTS} events, too few to tell much."
-    lead = "A cold user is absent from the training part: everything about them was learned online."
+    caption = f"Mean ± standard error over seeds. Grey: fewer than {FEW_EVENTS} events, too few for a conclusion."
+    lead = "A cold user is absent from the training part: the model learned about this user online only."
     table = ResultTable(head, rows, caption, left=2, grouped=True)
     return Section("cold", "Cold users", lead, [table]) if rows else None
 
@@ -532,13 +532,11 @@ def choices(bench: Bench) -> Section:
                 ]
             )
     lead = (
-        f"{_equal_trials(bench)} The step is how far a batch moves the rows that it touches, relative to that of "
-        f"{label(REFERENCE)}: one that barely moves shows here."
+        f"{_equal_trials(bench)} The step is the distance by which a batch moves its rows, divided by that "
+        f"of {label(REFERENCE)}."
     )
     head = ["", "method", "chosen settings", "trials", "at the edge of its grid", "step"]
-    caption = (
-        "Where seeds chose differently, all of their values. A choice at the edge might do better on a wider grid."
-    )
+    caption = "If seeds chose different values, all are listed. Beyond the edge of a grid, a better value is possible."
     return Section("choices", "Choices", lead, [ResultTable(head, rows, caption, left=5, grouped=True)])
 
 

@@ -49,7 +49,7 @@ def show_preparation(report: PreparationReport, out: Path) -> None:
     for text in (*report.notes, *map(str, report.bad)):
         say(indent(text, "  "))
     if any(bad.reason in ("missing user", "missing item") for bad in report.bad):
-        say("  which texts mean a missing id is set with --missing")
+        say("  --missing sets the texts that mean a missing id")
 
 
 def show_info(info: StreamInfo, *, as_json: bool) -> None:
@@ -87,7 +87,7 @@ def show_result(record: Mapping[str, Any]) -> None:
         new = ", or its item was new" if protocol["candidates"] == "known" else ""
         say(
             f"nothing could be ranked: beside each interaction there were fewer than {protocol['negatives']} other "
-            f"items that its user had not had{new}. Ask for fewer (--negatives), or bring a stream with more items."
+            f"items that its user had not had{new}. Ask for fewer (--negatives), or use a stream with more items."
         )
     for name, choice in record["config"]["chosen"].items():
         edge = f"  (on the edge of its grid: {', '.join(choice['at_edge'])})" if choice.get("at_edge") else ""
@@ -128,7 +128,7 @@ def _facts(info: StreamInfo) -> list[tuple[str, str]]:
         ("last 5 %: on items first seen in it", f"{info.tail_new_items:.1%}"),
         ("last 5 %: users first seen in it", f"{info.tail_cold_users:.1%}"),
         ("repeats (last 5 %)", f"{info.repeats:.1%} ({info.tail_repeats:.1%})"),
-        ("at the time of the one before", f"{info.equal_times:.1%}"),
+        ("at the same time as the one before", f"{info.equal_times:.1%}"),
     ]
 
 

@@ -107,8 +107,8 @@ def save(
     except OSError as error:
         why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
         raise CheckpointError(
-            f"the model could not be saved in {target}: {why}. What the folder held before is still whole; "
-            "mend the cause or choose another folder, and save again."
+            f"the model could not be saved in {target}: {why}. The folder is unchanged; "
+            "remove the cause or choose another folder, and save again."
         ) from error
 
 

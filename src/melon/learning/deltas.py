@@ -131,7 +131,7 @@ class Delta:
                 edit=_edit(about["edit"]) if "edit" in about else None,
             )
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"these bytes are no delta of a model: {error!r}.") from error
+            raise CheckpointError(f"these bytes are not a delta of a model: {error!r}.") from error
 
 
 def chained(previous: bytes, content: bytes) -> bytes:

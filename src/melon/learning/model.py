@@ -263,7 +263,7 @@ class LiveModel:
             rows = self.items.rows(item_ids)
             absent = np.flatnonzero((rows < 0) | (rows >= self.rows_of("item")))
         if len(absent):
-            raise DataError(f"item {item_ids[int(absent[0])]!r} has not been seen, so nothing is known to be like it.")
+            raise DataError(f"item {item_ids[int(absent[0])]!r} has not been seen, so no item is known to be similar.")
         return [
             list(map(Recommendation, self.items.named(alike.tolist()), scores.tolist()))
             for alike, scores in self.similar(rows, k)
@@ -338,7 +338,7 @@ class LiveModel:
         about = saved.extra.get("model")
         if about is None:
             raise CheckpointError(
-                f"{os.fspath(folder)} holds the state of an evaluation rather than a model to use: it knows no ids. "
+                f"{os.fspath(folder)} holds the state of an evaluation, not a model: it has no ids. "
                 "Point to a folder that Melon.save or melon pretrain made."
             )
         history = saved.updater.history

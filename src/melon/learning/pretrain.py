@@ -81,7 +81,7 @@ class Pretraining:
         mean = total / len(self.log)
         if not np.isfinite(mean):
             raise LearningError(
-                f"pre-training {self.recommender.name} left the finite numbers in epoch {self.epochs_done}; "
+                f"pre-training {self.recommender.name} diverged in epoch {self.epochs_done}; "
                 f"use a smaller step than lr={self.settings.lr:g}."
             )
         return mean

@@ -198,7 +198,7 @@ class StepMaker:
         """A batch with its negatives."""
         offered = self._offers.of(batch)
         if offered is None:
-            raise StreamError("there is but one item, so there is no negative; a stream teaches once it has two.")
+            raise StreamError("there is only one item, so there is no negative; a stream needs two items.")
         return offered
 
     def situation(self, batch: Batch) -> Situation:

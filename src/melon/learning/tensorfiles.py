@@ -123,7 +123,7 @@ class FolderWriter:
 def tensor_file(folder: Path, name: str, sizes: Mapping[str, int]) -> Path:
     """The path of a tensor file that the manifest names, if it is there and as large as the manifest says."""
     if not _NAME.fullmatch(name) or name not in sizes:
-        raise CheckpointError(f"the manifest of {folder} names {name!r}, which is no tensor file of its own.")
+        raise CheckpointError(f"the manifest of {folder} names {name!r}, which is not one of its tensor files.")
     path = folder / name
     if not path.is_file():
         raise CheckpointError(f"the checkpoint {folder} is incomplete: {name} is missing; copy the whole folder again.")

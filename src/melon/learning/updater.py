@@ -46,7 +46,7 @@ class Updater:
         self._specs = {spec.name: spec for spec in recommender.specs}
         if not self._specs and (strategy.looks_ahead or strategy.stream_trained):
             raise SettingsError(
-                f"strategy {strategy.name!r} has nothing to update: recommender {recommender.name!r} learns by "
+                f"strategy {strategy.name!r} has nothing to update: the recommender {recommender.name!r} learns by "
                 "observing alone. Use it with the strategy 'default'."
             )
         strategy.bind(self._specs, recommender.dtype)
@@ -290,7 +290,7 @@ class Updater:
         if values is None or touched is None or values.shape[1:] != (table.spec.dim,):
             shape = "nothing" if values is None else f"rows of shape {tuple(values.shape[1:])}"
             raise CheckpointError(
-                f"this is no meta-training of {self.strategy.name!r} with these settings: for {table.spec.name} it "
+                f"this is not a meta-training of {self.strategy.name!r} with these settings: for {table.spec.name} it "
                 f"has {shape} instead of rows of {table.spec.dim}. Meta-train again with these settings."
             )
 

@@ -49,12 +49,12 @@ def read_source(url: str) -> EventSource:
     shown = f"{parts.scheme}://{hosts}/{name}"
     if parts.scheme not in ("nats", "tls", "kafka") or not hosts or not name or "/" in name:
         raise SettingsError(
-            f"{shown} is no source; give nats://HOST:PORT/STREAM, tls://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC."
+            f"{shown} is not a source; give nats://HOST:PORT/STREAM, tls://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC."
         )
     if parts.scheme == "kafka":
         return EventSource("kafka", hosts, name, options, shown)
     if options.keys() - {"subject"}:
-        raise SettingsError(f"{shown}: {', '.join(options)} is no option of a NATS source; there is subject.")
+        raise SettingsError(f"{shown}: {', '.join(options)} is not an option of a NATS source; the option is subject.")
     return EventSource("nats", f"{parts.scheme}://{parts.netloc}", name, options, shown)
 
 
@@ -206,7 +206,7 @@ class Bridge:
                     if self.drain and consumer.assignment() and _read_all(consumer):
                         return
                     if self.drain and time.monotonic() - heard > 60:
-                        raise SettingsError(f"{self.source.shown} has given nothing for a minute.")
+                        raise SettingsError(f"{self.source.shown} has sent nothing for a minute.")
                     continue
                 heard = time.monotonic()
                 named = [

@@ -68,9 +68,9 @@ class ServeSettings(Settings, BaseSettings):
     log: SecretStr | None = Field(
         None, description="postgresql://…: a database for the log, shared by processes on any machine."
     )
-    host: str = Field("127.0.0.1", description="The address to listen on; others than loopback need keys.")
+    host: str = Field("127.0.0.1", description="The address to listen on; all except loopback need keys.")
     port: Annotated[int, Field(ge=0, le=65_535)] = Field(8000, description="The port; 0 takes a free one.")
-    tls_cert: Path | None = Field(None, description="A certificate (PEM), if no proxy ends TLS.")
+    tls_cert: Path | None = Field(None, description="A certificate (PEM), if there is no proxy for TLS.")
     tls_key: Path | None = Field(None, description="The private key of the certificate.")
     keys: Path | None = Field(None, description="The file of API keys (default: keys.json in the data folder).")
 
@@ -78,11 +78,11 @@ class ServeSettings(Settings, BaseSettings):
     hide: Names = Field(("dislike", "owned"), description="Event types that hide the item from the user's lists.")
     store: Names = Field(("impression",), description="Event types that are stored only.")
 
-    gorse: bool = Field(False, description="Answer the clients of Gorse under /api, too.")
-    segment: bool = Field(False, description="Take what the clients of Segment and RudderStack send, too.")
+    gorse: bool = Field(False, description="Also answer the clients of Gorse under /api.")
+    segment: bool = Field(False, description="Also accept the clients of Segment and RudderStack.")
 
     batch_most: Annotated[int, Field(ge=1, le=10_000)] = Field(256, description="Events in a batch, at most.")
-    batch_every_ms: NotNegative = Field(20.0, description="Milliseconds between two cuts, at least.")
+    batch_every_ms: NotNegative = Field(20.0, description="Milliseconds between two batches, at least.")
     checkpoint_s: Positive = Field(60.0, description="Seconds between two checkpoints, at most.")
     checkpoint_events: AtLeastOne = Field(50_000, description="Events between two checkpoints, at most.")
     keep_deltas_s: Positive = Field(600.0, description="Seconds for which deltas are kept for API processes.")
@@ -90,43 +90,41 @@ class ServeSettings(Settings, BaseSettings):
     threads: AtLeastOne = Field(1, description="Threads of the learner; recorded with the log, replays need the same.")
     seed: Whole = Field(0, description="The root of everything random.")
     max_pairs: Whole = Field(0, description="Pairs that a new service remembers as seen; 0: all.")
-    fit_after: Whole = Field(20_000, description="Events after which a cold start fits on its own log; 0 never does.")
-    fit_minutes: Positive = Field(10.0, description="Minutes for which that fit may choose settings.")
-    fit_budget: Whole = Field(BUDGET, description="Settings that this fit tries for each choice.")
+    fit_after: Whole = Field(20_000, description="Events after which a cold start fits a model on its log; 0: never.")
+    fit_minutes: Positive = Field(10.0, description="Minutes for choosing settings in this fit.")
+    fit_budget: Whole = Field(BUDGET, description="Trials for each choice in this fit.")
 
-    challengers: Challengers = Field((), description="Models that learn beside it: NAME=MODEL, ….")
+    challengers: Challengers = Field((), description="Models that learn beside the served one: NAME=MODEL, ….")
     split: Challengers = Field((), description="Shares of users who get a challenger's lists: NAME=10%, ….")
 
-    negatives: Whole = Field(99, description="Items beside each one taken when quality is measured; 0: no measure.")
-    frozen: bool = Field(True, description="Measure the model as it was deployed too; takes its memory once more.")
+    negatives: Whole = Field(99, description="Candidates beside the item taken in quality; 0: no measurement.")
+    frozen: bool = Field(True, description="Also measure the model as deployed; takes its memory once more.")
     quality_s: Positive = Field(3600.0, description="Seconds of organic events on which baselines are compared.")
     quality_events: AtLeastOne = Field(1_000, description="Events that this comparison needs, at least.")
     guard: NotNegative = Field(20.0, description="A batch that moves rows this many times the median is quarantined.")
-    stop_after: Whole = Field(10, description="Batches quarantined in a row that stop learning; 0 never does.")
-    resume_s: Positive = Field(600.0, description="Seconds after which stopped learning goes on in small batches.")
-    user_most: AtLeastOne = Field(64, description="Events of one user in a batch, at most; the batch ends there.")
-    item_users: Whole = Field(
-        ITEM_USERS, description="Users that an item without facts needs before others are shown it."
-    )
+    stop_after: Whole = Field(10, description="Batches quarantined in a row after which learning stops; 0: never.")
+    resume_s: Positive = Field(600.0, description="Seconds after which stopped learning continues in small batches.")
+    user_most: AtLeastOne = Field(64, description="Events of one user in a batch, at most.")
+    item_users: Whole = Field(ITEM_USERS, description="Users that an item without facts needs before others see it.")
     webhooks: Challengers = Field((), description="Addresses (https://…) to which alarms are posted, with a signature.")
     webhook_secret: Path | None = Field(None, description="The file with the secret that signs them.")
     webhook_private: bool = Field(False, description="Allow webhooks to private networks and this machine.")
-    max_lag: Whole = Field(20_000, description="Entries of the log that the learner may be behind without an alarm.")
+    max_lag: Whole = Field(20_000, description="Log entries that the learner may be behind without an alarm.")
 
     dedup_days: NotNegative = Field(30.0, description="Days for which event ids are remembered.")
-    keep_events: Whole = Field(0, description="Events that the log keeps, beside those whose ids count; 0: all.")
+    keep_events: Whole = Field(0, description="Events to keep beside those whose ids are remembered; 0: all.")
     keep_days: NotNegative = Field(0.0, description="Days for which the log keeps events; 0: for ever.")
-    reserve_bytes: Whole = Field(16 << 20, description="Disk kept free for the learner, given up when it is full.")
+    reserve_bytes: Whole = Field(16 << 20, description="Bytes reserved on disk, freed when the disk is full.")
     body_most: Annotated[int, Field(ge=1024)] = Field(4 << 20, description="Bytes of a request's body, at most.")
     queue_events: AtLeastOne = Field(50_000, description="Events that may wait for the disk before posts get 429.")
     queue_lists: AtLeastOne = Field(512, description="Lists that may wait for scoring before requests get 503.")
     connections: AtLeastOne = Field(1_000, description="Open connections, at most.")
     header_s: Positive = Field(10.0, description="Seconds a client may take for a request's headers.")
     body_rate: Positive = Field(1024.0, description="Bytes per second of a body, at least.")
-    rate: Annotated[float, Field(ge=0)] = Field(0.0, description="Requests per second and key; 0 is no bound.")
+    rate: Annotated[float, Field(ge=0)] = Field(0.0, description="Requests per second and key; 0: no limit.")
     burst: AtLeastOne = Field(200, description="Requests that a key may make at once.")
-    hung_s: Positive = Field(60.0, description="Seconds without a sign of life until a restart; learner: ten times.")
-    stop_s: Positive = Field(10.0, description="Seconds for requests that are under way when the service stops.")
+    hung_s: Positive = Field(60.0, description="Seconds without a report until a restart; learner: ten times.")
+    stop_s: Positive = Field(10.0, description="Seconds for open requests when the service stops.")
     served_most: AtLeastOne = Field(
         100_000, description="Lists remembered for rotation and for what was taken from them."
     )
@@ -152,7 +150,7 @@ class ServeSettings(Settings, BaseSettings):
             raise ValueError("no event type is learned; name at least one in learn")
         for address in self.webhooks:
             if not re.fullmatch(r"https?://[^/@?#\s]+(/[^\s#]*)?", address):
-                raise ValueError(f"webhook {address!r} is no address such as https://ops.example.org/melon")
+                raise ValueError(f"webhook {address!r} is not an address such as https://ops.example.org/melon")
         if self.webhooks and self.webhook_secret is None:
             raise ValueError("webhooks are signed; name the file of their secret with webhook_secret")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -179,7 +177,7 @@ class ServeSettings(Settings, BaseSettings):
             name, _, model = text.partition("=")
             if not _CHALLENGER.fullmatch(name) or not model or name in models or name in COMPARED:
                 raise SettingsError(
-                    f"challenger {text!r} is not NAME=MODEL with a name of its own: small letters and digits, none of "
+                    f"challenger {text!r} is not NAME=MODEL with another name: lower-case letters and digits, none of "
                     f"{', '.join(COMPARED)}. MODEL is the folder of a model, or RECOMMENDER/STRATEGY (bpr/melon)."
                 )
             models[name] = model
@@ -248,10 +246,10 @@ def read_service(file: Path | None, flags: Mapping[str, Any]) -> tuple[ServeSett
     tenants: dict[str, ServeSettings] = {}
     for name, section in sections.items():
         if not _TENANT.fullmatch(name) or not isinstance(section, dict):
-            raise SettingsError(f"[tenants.{name}] in {file}: a tenant's name has small letters, digits and _.")
+            raise SettingsError(f"[tenants.{name}] in {file}: a tenant's name has lower-case letters, digits and _.")
         for shared in OF_SERVICE:
             if shared in section:
-                raise SettingsError(f"[tenants.{name}] in {file}: {shared} is of the whole service; set it above.")
+                raise SettingsError(f"[tenants.{name}] in {file}: {shared} belongs to the whole service; set it above.")
         own: dict[str, Any] = {"data": service.folder / name}
         if service.log is not None:
             own["log"] = _schema_of_its_own(service.log.get_secret_value(), name)
@@ -289,7 +287,7 @@ def _from_file(file: Path) -> dict[str, Any]:
     except OSError as problem:
         raise SettingsError(f"the settings file {file} cannot be read: {problem.strerror or problem}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise SettingsError(f"the settings file {file} is no valid TOML: {problem}.") from None
+        raise SettingsError(f"the settings file {file} is not valid TOML: {problem}.") from None
     for name in values:
         if name not in ServeSettings.model_fields and name != "tenants":
             raise unknown_name(f"setting in {file}", name, ServeSettings.model_fields)

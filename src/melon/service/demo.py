@@ -42,7 +42,7 @@ def run_demo_service(settings: ServeSettings) -> None:
         supervisor = Supervisor(settings, listening, later=fits)
 
         def started(url: str) -> None:
-            say(f"serving on {url}; it knows nothing yet, and {_PER_SECOND} clicks a second come in. Ctrl-C stops it.")
+            say(f"serving on {url}; no model yet, {_PER_SECOND} clicks a second. Ctrl-C stops it.")
             page = f"{url}/#key={local_token(settings.folder)}"
             say(f"open {page} in a browser to see it learn, or try: curl '{url}/v1/recommendations/u17?k=5'")
             threading.Thread(target=_challenge, args=(supervisor, fits, stop), daemon=True).start()
@@ -73,7 +73,7 @@ def _challenge(supervisor: Supervisor, fits: Mapping[str, Path], stop: threading
         if stop.is_set():
             return
         if process.returncode:
-            say(f"challenger {name} could not be fitted; the demo goes on without it.")
+            say(f"challenger {name} could not be fitted; the demo continues without it.")
         else:
             supervisor.add_challenger(name)
 
@@ -117,7 +117,7 @@ def _replay(client: Client, stop: threading.Event) -> None:
             except ServiceError as problem:
                 if not stop.is_set():
                     say(str(problem))
-    say("all clicks have come in; the service goes on until Ctrl-C.")
+    say("all clicks are posted; the service runs until Ctrl-C.")
 
 
 def _watch(client: Client, stop: threading.Event) -> None:

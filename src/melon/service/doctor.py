@@ -116,7 +116,7 @@ def _keys(settings: ServeSettings) -> str:
     if file.problem is not None:
         raise ValueError(file.problem)
     if not keys and file.required:
-        raise ValueError(f"none, so nobody is answered; make one with melon keys add --data {settings.folder}")
+        raise ValueError(f"none, so all requests are refused; make one with melon keys add --data {settings.folder}")
     if not keys and settings.host not in LOOPBACK:
         raise ValueError(f"none, and {settings.host} can be reached from outside")
     if keys and file.path.stat().st_mode & 0o077:

@@ -24,7 +24,7 @@ def read_id(value: Any, kind: IdKind | None, what: str) -> Id:
     Over HTTP, a number and its plain text are the same id: 27 and "27".
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise DataError(f"{what} {_short(value)} is no id; ids are texts or integers.")
+        raise DataError(f"{what} {_short(value)} is not an id; ids are texts or integers.")
     if kind == "int" and isinstance(value, int) and LOWEST <= value <= HIGHEST:
         return value
     text = checked_text(str(value), what)

@@ -97,7 +97,7 @@ def _feedback(line: str, place: str) -> dict[str, Any]:
         kind, user, item = (text_of(one, name) for name in ("FeedbackType", "UserId", "ItemId"))
         moment = moment_of(one)
     except (ValueError, AttributeError, DataError) as problem:
-        raise DataError(f"{place} is no feedback of Gorse: {problem}") from None
+        raise DataError(f"{place} is not feedback of Gorse: {problem}") from None
     seconds = None if moment is None else int(moment)
     return {
         "user": user, "item": item, "time": seconds, "type": kind,
@@ -126,11 +126,11 @@ def _from_query(address: str, reading: Reading) -> Iterator[Event]:
     kind, _, path = address.partition("://")
     if kind not in ("postgresql", "postgres", "sqlite"):
         raise SettingsError(
-            f"{kind}:// is no source; give a file, postgresql://USER@HOST/DATABASE or sqlite:///FILE. Have other "
-            "databases write a .parquet or .csv file."
+            f"{kind}:// is not a source; give a file, postgresql://USER@HOST/DATABASE or sqlite:///FILE. From other "
+            "databases, export a .parquet or .csv file."
         )
     if not reading.query:
-        raise SettingsError('what is the database asked? Give --query "SELECT … AS user, … AS item, … AS event_id".')
+        raise SettingsError('give the query: --query "SELECT … AS user, … AS item, … AS event_id".')
     if kind == "sqlite":
         path = path.removeprefix("/")
         place, read = f"the query of {path}", _from_sqlite(path, reading.query)
@@ -220,7 +220,7 @@ def _ids(column: pl.Series, kind: type | None, first: int, place: str) -> list[L
     if bad.any():
         row = int(bad.arg_max() or 0)
         raise DataError(
-            f"{place} of row {first + row + 1}, {ascii(column[row])[:60]}, is no id here; ids of this log are "
+            f"{place} of row {first + row + 1}, {ascii(column[row])[:60]}, is not a valid id; ids of this log are "
             f"{'integers' if read.dtype.is_integer() else f'texts of 1 to {MOST_ID_BYTES} bytes'}."
         )
     ids: list[LogId] = read.to_list()
@@ -240,7 +240,7 @@ def _seconds(column: pl.Series, unit: str, first: int, place: str) -> list[int]:
     if bad.any():
         row = int(bad.arg_max() or 0)
         raise DataError(
-            f"{place}: the time of row {first + row + 1}, {ascii(column[row])[:60]}, is no moment up to 2286; for "
+            f"{place}: the time of row {first + row + 1}, {ascii(column[row])[:60]}, is not a time before 2286; for "
             "other units than seconds give --time-unit ms, us or ns."
         )
     times: list[int] = seconds.to_list()

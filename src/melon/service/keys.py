@@ -233,7 +233,7 @@ def local_token(folder: Path) -> str:
     path = folder / TOKEN
     try:
         if path.stat().st_mode & 0o077:
-            raise SettingsError(f"others may read {path}; delete it, and it is made anew.")
+            raise SettingsError(f"others may read {path}; delete it, and it is made again.")
         return path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

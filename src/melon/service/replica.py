@@ -59,7 +59,7 @@ class Replica(Closing):
     def position(self) -> Position:
         """Where the model stands."""
         if self._position is None:
-            raise LogError(f"no model has been loaded from {self.place} yet; wait until the learner has made one.")
+            raise LogError(f"no model was loaded from {self.place} yet; wait until the learner has made one.")
         return self._position
 
     def load(self, timeout: float = 60.0) -> None:

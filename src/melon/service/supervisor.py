@@ -64,7 +64,7 @@ def await_database(settings: ServeSettings, say: Callable[[str], None], seconds:
             if time.monotonic() > end:
                 raise
             if not told:
-                say(f"{problem} Waiting for it, for up to {seconds:.0f} s.")
+                say(f"{problem} Waiting for up to {seconds:.0f} s.")
             told = True
             time.sleep(0.5)
         else:

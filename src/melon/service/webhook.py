@@ -92,5 +92,5 @@ class Webhooks:
         found = {str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
         inner = sorted(one for one in found if not ipaddress.ip_address(one.partition("%")[0]).is_global)
         if inner and not self._private:
-            raise DataError(f"{inner[0]} is no public address; set webhook_private to allow it")
+            raise DataError(f"{inner[0]} is not a public address; set webhook_private to allow it")
         return sorted(found)[0]

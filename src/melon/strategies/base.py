@@ -215,7 +215,7 @@ class Strategy(ABC):
         if not issubclass(self.settings_type, StrategySettings):
             raise SettingsError(
                 f"strategy {self.name!r}: settings_type is {self.settings_type.__name__}; derive it from "
-                "melon.strategies.base.StrategySettings, which holds what every strategy can be set to."
+                "melon.strategies.base.StrategySettings, which has the settings of every strategy."
             )
         self.settings: StrategySettings = self.settings_type.parse(settings or {}, f"strategy {self.name!r}")
         self.seed = seed
@@ -272,7 +272,7 @@ class Strategy(ABC):
         A strategy whose step is no such sum does not have it.
         """
         raise SettingsError(
-            f"strategy {self.name!r} has no learning-rate matrix: its step is no sum of gradients times rates."
+            f"strategy {self.name!r} has no learning-rate matrix: its step is not a sum of gradients times rates."
         )
 
     @property

@@ -168,7 +168,7 @@ class Negatives:
     def lines(self, users: Ints, items: Ints, events: Ints, count: int = 1) -> Ints:
         """The same behind the item of each interaction: n × (1 + count)."""
         if self.pool < 2:
-            raise StreamError(f"there is no negative among {self.pool} items; a stream teaches once it has two.")
+            raise StreamError(f"there is no negative among {self.pool} items; a stream needs two items.")
         lines = np.empty((len(items), 1 + count), dtype=np.int64)
         lines[:, 0] = items
         drawn_for = (

@@ -84,7 +84,7 @@ def split(interactions: Interactions, shares: tuple[float, float, float]) -> Par
 def batches(start: int, stop: int, size: int = BATCH_SIZE) -> Iterator[tuple[int, int]]:
     """Event ranges of a part's mini-batches; the last may be short."""
     if size < 1:
-        raise StreamError(f"a batch of {size} interactions cannot be; use at least 1 (--batch-size).")
+        raise StreamError(f"a batch of {size} interactions is not possible; use at least 1 (--batch-size).")
     while start < stop:
         end = min(start + size, stop)
         yield start, end

@@ -94,7 +94,7 @@ def test_an_unknown_format_names_those_there_are(tmp_path: Path) -> None:
 
 def test_a_file_without_fields_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello world\n")
-    with pytest.raises(DataError, match=r"cannot tell how the fields of .*notes.txt.*'hello world'.*--separator"):
+    with pytest.raises(DataError, match=r"cannot find the separator of .*notes.txt.*'hello world'.*--separator"):
         prepare(tmp_path / "notes.txt", out=tmp_path / "s.parquet")
 
 

@@ -53,7 +53,7 @@ def test_decimal_commas_do_not_hide_semicolons(tmp_path: Path) -> None:
 
 def test_two_separators_that_split_equally_are_refused(tmp_path: Path) -> None:
     text = "a,1;b,2;c\nd,3;e,4;f\n"
-    with pytest.raises(DataError, match="the separator can be ',' or ';'; say which with --separator"):
+    with pytest.raises(DataError, match="the separator can be ',' or ';'; give it with --separator"):
         prepared(tmp_path, text)
 
 
@@ -88,7 +88,7 @@ def test_a_byte_order_mark_without_a_header(tmp_path: Path) -> None:
 def test_a_first_line_of_numbers_that_are_also_columns_is_refused(tmp_path: Path) -> None:
     text = "1,2,3\n7,8,1600000000\n"
     numbers = {"user": "1", "item": "2", "time": "3"}
-    with pytest.raises(DataError, match="can be a header or an interaction; say --header or --no-header"):
+    with pytest.raises(DataError, match="can be a header or an interaction; give --header or --no-header"):
         prepared(tmp_path, text, **numbers)
     assert prepared(tmp_path, text, header=True, **numbers)[0] == [(7, 8, 1_600_000_000)]
     assert len(prepared(tmp_path, text, header=False, **numbers)[0]) == 2

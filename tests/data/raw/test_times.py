@@ -160,7 +160,7 @@ def test_dates_written_as_one_number_do_not_land_in_1970(tmp_path: Path) -> None
 
 def test_counters_are_said_to_be_seconds_with_a_doubt(tmp_path: Path) -> None:
     _, report = times_of(tmp_path, range(100))
-    assert any("1970-01-01 (if these are no counters" in note for note in report.notes)
+    assert any("1970-01-01 (if these are not counters" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("wild", ["1e300", str(2**63), str(2**64), "9" * 40])

@@ -91,7 +91,7 @@ def test_encodings_can_be_said(encoding: str, tmp_path: Path, scratch: Path) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("é\n".encode() + b"\xe9\n", r"1 letters in UTF-8 and bytes that are no UTF-8.*--encoding utf-8.*cp1252"),
+        ("é\n".encode() + b"\xe9\n", r"1 letters in UTF-8 and other bytes.*--encoding utf-8.*cp1252"),
         (b"\x81\x8d\n", r"neither valid UTF-8 nor cp1252.*--encoding"),
         ("user\n".encode("utf-16-le"), r"zero bytes.*--encoding utf-16-le"),
     ],

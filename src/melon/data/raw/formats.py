@@ -156,8 +156,8 @@ class ReadOptions:
             mark = {"tab": "\t", "\\t": "\t"}.get(self.separator, self.separator)
             if mark not in SEPARATORS and (len(mark) != 1 or not mark.isascii() or mark.isalnum() or mark in '"\r\n'):
                 raise SettingsError(
-                    f"--separator must be '::' or one character that is no letter or digit, got {mark!r}; replace a "
-                    "longer one in the file first, say by tabs."
+                    f"--separator must be '::' or one character that is not a letter or digit, got {mark!r}; replace a "
+                    "longer one in the file first, for example by tabs."
                 )
             object.__setattr__(self, "separator", mark)
         if self.time_format is not None:
@@ -259,12 +259,11 @@ def _guessed_separator(lines: Sequence[str], place: str) -> str:
         best = named if len(named) == 1 else best
     if not best:
         raise DataError(
-            f"cannot tell how the fields of {place} are separated, which begins with {lines[0][:_SHOWN]!r}; "
-            "say it with --separator."
+            f"cannot find the separator of {place}, which begins with {lines[0][:_SHOWN]!r}; give it with --separator."
         )
     if len(best) > 1:
         choices = " or ".join(SEPARATORS[mark] for mark in best)
-        raise DataError(f"{place}: the separator can be {choices}; say which with --separator.")
+        raise DataError(f"{place}: the separator can be {choices}; give it with --separator.")
     return best[0]
 
 
@@ -300,10 +299,10 @@ def _has_header(names: Sequence[str], line: str, options: ReadOptions, place: st
     if not looks_like_data or (by_name and not numbers):
         return True
     if numbers and by_name:
-        raise DataError(f"{place}: {first} can be a header or an interaction; say --header or --no-header.")
+        raise DataError(f"{place}: {first} can be a header or an interaction; give --header or --no-header.")
     if not numbers:
         raise DataError(
-            f"{place}: {first} looks like an interaction and not like names of columns. If there is no header, say "
-            f"--no-header and {by_number}. If it is one, say --header."
+            f"{place}: {first} looks like an interaction and not like names of columns. If there is no header, give "
+            f"--no-header and {by_number}. If it is a header, give --header."
         )
     return False

@@ -90,7 +90,7 @@ class PlainFile:
                 if text.strip():
                     lines.append(text)
         if not lines:
-            raise DataError(f"{self.given} is empty: there is no line in it to read.")
+            raise DataError(f"{self.given} is empty: it has no lines.")
         return lines
 
 
@@ -294,7 +294,7 @@ def unpack(given: Path, scratch: Path, encoding: str | None = None) -> PlainFile
         with _opened(given) as (source, compressed):
             head = chunk = source.read(CHUNK)
             if not head:
-                raise DataError(f"{given} is empty: there is nothing in it to read.")
+                raise DataError(f"{given} is empty.")
             parquet = head.startswith(PARQUET)
             path = _new_file(scratch) if compressed else given
             with path.open("wb") if compressed else nullcontext() as target:
@@ -361,7 +361,7 @@ def _decoded(plain: PlainFile, head: bytes, utf8: bool, scratch: Path, encoding:
         encoding, guessed = "utf-16", f"{name} is UTF-16 and was read so"
     elif encoding is None and b"\0" in head[:1000]:
         raise DataError(
-            f"{plain.given} has zero bytes, so it is no UTF-8 text; if it is UTF-16, say so with --encoding utf-16-le."
+            f"{plain.given} has zero bytes, so it is not UTF-8; if it is UTF-16, give --encoding utf-16-le."
         )
     elif encoding is None and not utf8:
         encoding = _guessed_encoding(plain)
@@ -399,7 +399,7 @@ def _guessed_encoding(plain: PlainFile) -> str:
             others |= set(re.findall(r"[\udc80-\udcff]", text))
     if letters:
         raise DataError(
-            f"{plain.given} has {letters} letters in UTF-8 and bytes that are no UTF-8. Say how to read it: --encoding "
+            f"{plain.given} has {letters} letters in UTF-8 and other bytes. Give the encoding: --encoding "
             "utf-8 leaves out the lines with such bytes and counts them, --encoding cp1252 reads every byte as a "
             "letter of Western Europe."
         )
@@ -407,7 +407,7 @@ def _guessed_encoding(plain: PlainFile) -> str:
         bytes(ord(one) - 0xDC00 for one in others).decode("cp1252")
     except UnicodeDecodeError:
         raise DataError(
-            f"{plain.given} is neither valid UTF-8 nor cp1252; say its encoding with --encoding, such as shift_jis, "
+            f"{plain.given} is neither valid UTF-8 nor cp1252; give --encoding, such as shift_jis, "
             "gb18030, cp1251 or latin-1."
         ) from None
     return "cp1252"

@@ -101,7 +101,7 @@ def read_raw(sources: Sequence[Path], options: ReadOptions) -> RawEvents:
             rows = [row for one in block.bad for row in one.examples]
             if options.strict and rows:
                 first = min(rows, key=lambda row: row.line)
-                raise DataError(f"{first}. Mend the file, or leave --strict out to skip and count such rows.")
+                raise DataError(f"{first}. Repair the file, or omit --strict to skip and count such rows.")
             blocks.append(block)
     return _together(blocks)
 

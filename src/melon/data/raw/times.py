@@ -96,7 +96,7 @@ def date_formats(column: pl.LazyFrame, sample: pl.Series, place: str, option: st
     )
     raise DataError(
         f"{place}: the time {first!r} can be read with the day first ({orders[0]}) or with the month first "
-        f"({orders[1]}), and no row settles it. {way_out}"
+        f"({orders[1]}), and no row decides it. {way_out}"
     )
 
 
@@ -139,7 +139,7 @@ def time_scale_for(values: npt.NDArray[np.generic], unit: str | None, place: str
     tick = "s" if middle < 1e11 else "ms" if middle < 1e14 else "us" if middle < 1e17 else "ns"
     seconds = middle / UNITS[tick]
     when = f"; the middle one is {day(int(seconds))}" if 0 <= seconds <= LAST_SECOND else ""
-    doubt = " (if these are no counters, say what they are with --time-unit or --time-format)" if middle < 1e8 else ""
+    doubt = " (if these are not counters, give --time-unit or --time-format)" if middle < 1e8 else ""
     return TimeScale(tick, tick, f"{UNIT_NAMES[tick]}, guessed by their size{when}{doubt}")
 
 

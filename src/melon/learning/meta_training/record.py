@@ -69,7 +69,7 @@ def record(updater: Updater, batches: Sequence[Batch], candidates: Candidates, d
     if not recorded.predicted:
         raise LearningError(
             "no interaction of the stream can be predicted: beside each there are too few items that its user "
-            "has not had. Bring a stream with more items, or meta-train not at all (passes = 0)."
+            "has not had. Use a stream with more items, or no meta-training (passes = 0)."
         )
     return recorded
 

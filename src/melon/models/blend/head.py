@@ -156,9 +156,9 @@ class BlendHead:
                     f"the saved {name!r} of the blend's head is not {shape} finite numbers of {dtype.__name__}."
                 )
             if dtype is np.int64 and not 0 < int(held) <= MOST:
-                raise CheckpointError(f"the saved {name!r} of the blend's head is {int(held)}, which is no count.")
+                raise CheckpointError(f"the saved {name!r} of the blend's head is {int(held)}, which is not a count.")
         if _SEEN in memory and memory["centre"].any():
-            raise CheckpointError("the saved head of the blend has scales and yet is waiting for them.")
+            raise CheckpointError("the saved head of the blend has scales and waits for scales.")
         self.keep({name: np.array(held) for name, held in memory.items()})
 
     def meta_train(
@@ -195,7 +195,7 @@ class BlendHead:
         missing = sorted({"centre", "scale", *TABLES} - meta_training.keys())
         if missing or meta_training["centre"].shape != self.centre.shape:
             raise CheckpointError(
-                f"this is no trained head of a blend with these settings: {', '.join(missing) or 'its inputs'} "
+                f"this is not a trained head of a blend with these settings: {', '.join(missing) or 'its inputs'} "
                 "do not fit. Train it again with the settings that are deployed."
             )
         self.keep({name: np.array(meta_training[name], dtype=np.float32) for name in ("centre", "scale")})

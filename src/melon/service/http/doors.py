@@ -49,7 +49,7 @@ class DoorCall:
         if text is None:
             return otherwise
         if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) > most:
-            raise ServiceError(400, "invalid", f"{name} = {ascii(text)[:40]} is no whole number from 0 to {most}.")
+            raise ServiceError(400, "invalid", f"{name} = {ascii(text)[:40]} is not a whole number from 0 to {most}.")
         return int(text)
 
     async def json(self) -> Any:
@@ -60,7 +60,7 @@ class DoorCall:
                 unpacking = zlib.decompressobj(wbits=31)
                 body = await asyncio.to_thread(unpacking.decompress, body, _UNPACKED)
             except zlib.error:
-                raise ServiceError(400, "invalid", "The body is no valid gzip.") from None
+                raise ServiceError(400, "invalid", "The body is not valid gzip.") from None
             if unpacking.unconsumed_tail:
                 raise ServiceError(413, "too_large", f"The body has more than {_UNPACKED} bytes.", hint="Send parts.")
         return await parsed(body)

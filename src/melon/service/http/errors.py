@@ -104,7 +104,7 @@ def invalid(errors: Any, index: int | None = None) -> ServiceError:
     kind, message = first["type"], str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     where = ".".join(place) or "the body"
     if kind == "json_invalid":
-        return ServiceError(400, "invalid_json", f"The body is no valid JSON: {first['ctx']['error']}.")
+        return ServiceError(400, "invalid_json", f"The body is not valid JSON: {first['ctx']['error']}.")
     unknown_rule = kind == "extra_forbidden" and "rules" in place
     status, code = (422, "unknown_rule") if unknown_rule else (400, "invalid")
     message = "there is no such field" if kind == "extra_forbidden" else message

@@ -233,7 +233,7 @@ class Gate:
             try:
                 segments = [unquote_to_bytes(part).decode("utf-8") for part in raw.split(b"/")]
             except UnicodeDecodeError:
-                raise ServiceError(400, "invalid", "The path is no valid UTF-8.") from None
+                raise ServiceError(400, "invalid", "The path is not valid UTF-8.") from None
             if any(SLASH in segment for segment in segments):
                 raise ServiceError(400, "invalid", "The path has a control character.")
             scope["path"] = "/".join(segment.replace("/", SLASH) for segment in segments)

@@ -145,7 +145,7 @@ async def _get_feedback(call: DoorCall) -> dict[str, Any]:
     kind, n = call.request.path_params.get("type"), call.number("n", _N, _MOST_PAGE)
     cursor = call.text("cursor") or call.text("Cursor") or "0"
     if not cursor.isdigit() or len(cursor) > 18:
-        raise ServiceError(400, "invalid", "cursor is none that an answer gave.")
+        raise ServiceError(400, "invalid", "cursor must come from an answer.")
     events = await call.backend.from_log(lambda log: log.page(int(cursor), n, kind))
     return {"Cursor": str(events[-1].offset) if len(events) == n else "", "Feedback": list(map(_told, events))}
 

@@ -94,7 +94,7 @@ def _known(backend: Backend, item: Id) -> Facts:
 
 
 def _unknown() -> ServiceError:
-    return ServiceError(404, "not_found", "Nothing is known of this item.")
+    return ServiceError(404, "not_found", "This item has no facts.")
 
 
 def _facts(content: dict[str, Any]) -> Facts:
@@ -107,7 +107,7 @@ def _facts(content: dict[str, Any]) -> Facts:
         raise DataError(f"the item would have {len(attributes)} attributes; {MOST_ATTRIBUTES} are allowed.")
     for name, value in attributes.items():
         if checked_text(name, "attribute") in TIMES:
-            raise DataError(f"attribute {name!r} is a fact of its own; give it beside the attributes.")
+            raise DataError(f"attribute {name!r} is a fact itself; give it outside of attributes.")
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, int) and abs(one) > MOST_EXACT_FLOAT:
                 raise DataError(f"attribute {name!r}: {one} is too large to be compared exactly; give it as a text.")

@@ -183,7 +183,7 @@ async def explain(request: Request, user: UserPath, item: ItemPath) -> JSONRespo
     known_user, known_item = backend.user(path_id(user)), backend.item(path_id(item))
     content = await backend.coalescer.look(lambda model, at: _explained(model, at, known_user, known_item))
     if content is None:
-        raise ServiceError(404, "not_found", "The model knows this user or this item not yet.")
+        raise ServiceError(404, "not_found", "The model does not know this user or this item yet.")
     events = await backend.from_log(lambda log: log.of_user(plain_id(known_user), 20))
     content["user_events"] = [event.offset for event in events if event.use == "learn"]
     return JSONResponse(content)

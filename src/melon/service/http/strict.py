@@ -147,17 +147,17 @@ def parse(body: bytes) -> Any:
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_distinct)
     except UnicodeDecodeError:
-        raise ServiceError(400, "invalid_json", "The body is no valid UTF-8.") from None
+        raise ServiceError(400, "invalid_json", "The body is not valid UTF-8.") from None
     except (ValueError, RecursionError) as problem:
-        raise ServiceError(400, "invalid_json", f"The body is no valid JSON: {str(problem)[:200]}.") from None
+        raise ServiceError(400, "invalid_json", f"The body is not valid JSON: {str(problem)[:200]}.") from None
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("an object has the same name twice")
     return content

@@ -57,7 +57,7 @@ def replay(
             first = min(steps.bases(), default=0)
             raise LogError(
                 f"{place} can be replayed from step {first} on (somebody was forgotten there, or a checkpoint is "
-                f"missing), and step {number} was asked for; ask for a later offset or time."
+                f"missing), and step {number} is before that; give a later offset or time."
             )
         saved = checkpoints.load(bases[-1])
         model = saved.model if strategy is None else with_strategy(saved.model, strategy)
@@ -68,7 +68,7 @@ def replay(
             if exact and outcome.digest != step.digest:
                 raise LogError(
                     f"step {step.number}, offsets {step.first} to {step.last}, gives other bytes than were recorded: "
-                    "the log was changed, or this machine computes otherwise than the learner's (melon log info)."
+                    "the log was changed, or this machine computes differently than the learner's (melon log info)."
                 )
         extra = {name: value for name, value in saved.extra.items() if name not in ("model", "service")}
         return Replayed(replay.model, replay.position, extra, exact)

@@ -42,7 +42,7 @@ def begin(
     if "log_id" in meta and meta["log_id"] != log_id:
         raise LogError(
             f"{place_of(settings)} has the log {log_id}, and its batches were cut from the log {meta['log_id']}; "
-            "bring the files of one service together, or give an empty folder."
+            "use the files of one service, or give an empty folder."
         )
     if settings.model is not None and meta.get("start", mark) != mark:
         raise LogError(
@@ -70,7 +70,7 @@ def check_together(place: Place | Path, steps: StepReader, checkpoints: Checkpoi
     place, offset, first = Place.of(place), log.last()[0], log.first()
     events, batches = place.named(EVENTS), place.named(BATCHES)
     alone = f"to go on with this log alone, {way_out(BATCHES).partition(', or ')[2]}"
-    advice = "Restore all files of one backup (melon restore), or bring the files of one moment together"
+    advice = "Restore all files of one backup (melon restore), or use files of one moment"
     learned = steps.reached()
     if learned > offset:
         raise LogError(

@@ -142,7 +142,7 @@ def read_backup(source: Path) -> BackedUp:
         about = BackedUp(**values)
         damaged = [name for name, digest in about.files.items() if _digest(source / name) != digest]
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise LogError(f"{source} is no whole backup: {problem}; take another one that melon backup made.") from None
+        raise LogError(f"{source} is not a complete backup: {problem}; take another one.") from None
     if damaged:
         raise LogError(f"{source / damaged[0]} has changed since the backup was made; take another backup.")
     return about
@@ -157,7 +157,7 @@ def restore(source: Path, folder: Path, *, replace: bool = False) -> Restored:
     about, before = read_backup(source), None
     if folder.exists() and any(folder.iterdir()):
         if not replace:
-            raise LogError(f"{folder} is not empty; give --replace to move what is there aside, or another folder.")
+            raise LogError(f"{folder} is not empty; give --replace to move its content aside, or another folder.")
         for role in ("writer", "learner"):
             Held(folder, role).close()  # refused while a service runs there
         before = folder.with_name(f"{folder.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -193,4 +193,4 @@ def _position(path: Path, extra: Mapping[str, Any]) -> tuple[Position, str]:
         place = Position(str(about["version"]), int(about["batch"]), int(about["offset"]), digest)  # type: ignore[index]
         return place, str(about["log_id"])  # type: ignore[index]
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{path} does not say where in a log it stands; a service did not write it.") from None
+        raise CheckpointError(f"{path} has no position in a log; a service did not write it.") from None

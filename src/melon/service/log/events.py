@@ -510,7 +510,7 @@ class EventLog(Closing):
 
     def _no_room(self) -> DiskFullError:
         return DiskFullError(
-            f"the disk of {self.folder} is full, so nothing was stored; make room, and the log takes events again."
+            f"the disk of {self.folder} is full, so nothing was stored; make room, and the log accepts events again."
         )
 
 

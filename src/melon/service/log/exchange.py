@@ -155,11 +155,11 @@ def read_fields(line: str, place: str) -> dict[str, Any]:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is no JSON: {error}.") from None
+        raise DataError(f"{place} is not JSON: {error}.") from None
     if not isinstance(values, dict) or not {"user", "item"} <= values.keys():
-        raise DataError(f"{place} is no event: an object with user and item is needed.")
+        raise DataError(f"{place} is not an event: give an object with user and item.")
     for name in () if values.keys() <= _KNOWN else sorted(values.keys() - _KNOWN):
-        raise DataError(f"{place}: {name!r} is no field of an event; the fields are {', '.join(FIELDS)}.")
+        raise DataError(f"{place}: {name!r} is not a field of an event; the fields are {', '.join(FIELDS)}.")
     given = {name: values[name] for name in FIELDS if values.get(name) is not None}
     for name, value in given.items():
         if type(value) not in FIELDS[name]:

@@ -51,7 +51,7 @@ Sync = Literal["FULL", "NORMAL", "OFF"]
 def trouble(path: Path, error: BaseException) -> LogError:
     """What went wrong with a file, as an error that says what to do."""
     if is_full(path.parent, error):
-        return DiskFullError(f"the disk of {path} is full; make room, and the service goes on by itself.")
+        return DiskFullError(f"the disk of {path} is full; make room, and the service then continues.")
     if isinstance(error, apsw.NotADBError | apsw.CorruptError):
         return StorageError(f"{path} is damaged ({error}); {way_out(path)}")
     kind = StorageError if isinstance(error, _STORAGE) else LogError

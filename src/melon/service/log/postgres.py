@@ -125,7 +125,7 @@ class Postgres(Database):
 
     def _trouble(self, error: psycopg.Error) -> LogError:
         if isinstance(error, psycopg.errors.DiskFull):
-            return DiskFullError(f"the disk of {self.name} is full; make room, and the service goes on by itself.")
+            return DiskFullError(f"the disk of {self.name} is full; make room, and the service then continues.")
         storage = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
         return (StorageError if storage else LogError)(f"{self.name} cannot be used: {_first_line(error)}.")
 
@@ -290,7 +290,7 @@ class Lease(Closing):
             (self._role, _this()),
         )
         if not self._db.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"):
-            raise HeldError(f"the connection to {self._db.name} was lost, and with it the role of {self._role}.", None)
+            raise HeldError(f"the connection to {self._db.name} was lost, and so was the role of {self._role}.", None)
 
     def check(self) -> None:
         """Raise what has ended it, if anything has."""
@@ -325,7 +325,7 @@ def answered(address: str, query: str, at_once: int) -> Iterator[Any]:
                 while rows := cursor.fetchmany(at_once):
                     yield rows
     except psycopg.Error as error:
-        raise DataError(f"{masked(address)} does not answer the query: {_first_line(error)}.") from None
+        raise DataError(f"{masked(address)} cannot answer the query: {_first_line(error)}.") from None
 
 
 class SharedFiles(Closing):
@@ -411,11 +411,13 @@ def _split(url: str) -> tuple[str, str]:
     """What libpq is given, and the name of the service in the database."""
     parts = urlsplit(url)
     if parts.scheme not in ("postgresql", "postgres"):
-        raise SettingsError(f"log {masked(url)!r} is no address of a database; give postgresql://USER@HOST/DATABASE.")
+        raise SettingsError(
+            f"log {masked(url)!r} is not an address of a database; give postgresql://USER@HOST/DATABASE."
+        )
     query = dict(parse_qsl(parts.query))
     service = query.pop("schema", "melon")
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", service):
-        raise SettingsError(f"schema {service!r} in the address of the log: give small letters, digits and _.")
+        raise SettingsError(f"schema {service!r} in the address of the log: give lower-case letters, digits and _.")
     return urlunsplit(parts._replace(query=urlencode(query))), service
 
 
@@ -435,7 +437,7 @@ def _require_durable(connection: psycopg.Connection[Any], name: str) -> None:
         row = connection.execute(f"SHOW {setting}").fetchone()
         if row is not None and row[0] == "off":
             raise SettingsError(
-                f"{name} has {setting} = off: it would acknowledge events that a crash can take. Set it to on."
+                f"{name} has {setting} = off: it would acknowledge events that a crash can lose. Set it to on."
             )
 
 

@@ -83,7 +83,7 @@ def _check_comparison(content: Filter, place: str, left: list[int]) -> None:
     operator = next(name for name in content if name != "field")
     value, field = content[operator], content["field"]
     if operator not in OPERATORS:
-        raise SettingsError(f"{place}.{operator} is no comparison. Choose one of: {', '.join(OPERATORS)}.")
+        raise SettingsError(f"{place}.{operator} is not a comparison. Choose one of: {', '.join(OPERATORS)}.")
     if not isinstance(field, str) or not field:
         raise SettingsError(f"{place}.field must be the name of a fact.")
     if operator in (*_COMPARE, "within_days"):
