@@ -12,7 +12,6 @@ from melon.lab.comparisons import (
     estimate,
     frontier,
     milliseconds,
-    split_by,
     table_of,
     trailing_mean,
     trailing_width,
@@ -125,14 +124,6 @@ def test_time_is_the_mean_over_seeds(tmp_path: Path) -> None:
     write_run(tmp_path, seed=1, update_ms=30)
     assert milliseconds(comparison_of(tmp_path), "melon") == 20
     assert milliseconds(comparison_of(tmp_path), "frozen") is None
-
-
-def test_cold_and_warm(tmp_path: Path) -> None:
-    write_run(tmp_path, rank=[1, 50, 50, 50], cold=[True, True, False, False])
-    comparison = comparison_of(tmp_path)
-    cold = comparison.column("cold").astype(bool)
-    assert split_by(comparison, "melon", cold)["HR@5"].mean == 0.5
-    assert split_by(comparison, "melon", ~cold)["HR@5"].mean == 0.0
 
 
 class TestComparisons:

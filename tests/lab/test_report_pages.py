@@ -100,7 +100,7 @@ def test_names_are_escaped(html: str) -> None:
 
 
 def test_every_question_has_its_section(html: str) -> None:
-    for key in ("short", "results", "time", "cost", "cold", "choices", "made"):
+    for key in ("short", "results", "time", "cost", "choices", "made"):
         assert f'<section id="{key}">' in html
         assert f'<a href="#{key}">' in html
     for word in ("frozen (no update)", "recent popularity", "default steps (tuned)", "SML", "without repeats"):

@@ -1,5 +1,6 @@
 """The HTTP API of a running service, route by route."""
 
+import gzip
 import http.client
 import json
 import threading
@@ -103,6 +104,10 @@ class TestInteractions:
         assert (answer.status, answer.content["error"]["code"]) == (413, "too_large")
         assert service.call("POST", "/v1/interactions", b"user=1", Content_Type="text/plain").status == 415
         assert service.call("POST", "/v1/recommendations", b"{}", Content_Type="text/plain").status == 415
+        for path in ("/v1/interactions", "/v1/recommendations"):
+            refused = service.call("POST", path, gzip.compress(b"{}"), Content_Encoding="gzip")
+            assert refused.status == 415
+            assert "not compressed" in refused.content["error"]["message"]
 
 
 class TestLists:

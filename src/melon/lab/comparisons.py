@@ -560,9 +560,3 @@ def milliseconds(comparison: MethodComparison, method: str, what: str = "median"
         if run.method == method and what in run.record.get("update_ms", {})
     ]
     return float(np.mean(taken)) if taken else None
-
-
-def split_by(comparison: MethodComparison, method: str, flags: Flags) -> dict[str, Estimate]:
-    """Metrics on some of the events that the headline is about."""
-    chosen = flags & comparison.judged
-    return estimates([scores for rank in comparison.ranks(method).values() if (scores := metrics(rank[chosen]))])

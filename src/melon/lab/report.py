@@ -35,7 +35,6 @@ from melon.lab.comparisons import (
     frontier,
     milliseconds,
     read_bench,
-    split_by,
     table_of,
     trailing_width,
 )
@@ -83,7 +82,6 @@ def report(bench: Bench, command: str, tests: PairedTests | None = None) -> Docu
         results(bench, compared),
         over_time(bench),
         costs(bench),
-        cold_users(bench),
         choices(bench),
         made_of(bench, command),
     ]
@@ -401,8 +399,6 @@ def _about(comparison: MethodComparison) -> str:
     return " · ".join(parts)
 
 
-#: Fewer events than this say little about cold users.
-FEW_EVENTS = 100
 #: docs/methods.md 5.6 wants this many timed batches.
 TIMED_BATCHES = 100
 
@@ -451,35 +447,6 @@ def costs(bench: Bench) -> Section | None:
     head = ["", "method", "median ms", "mean", "p95", "updates/s", "batches", "HR@5", ""]
     lead = "Elapsed time per online batch, and HR@5. For a method off the frontier, a cheaper one is as good."
     return Section("cost", "Cost", lead, [ResultTable(head, rows, note, left=2, grouped=True)])
-
-
-def cold_users(bench: Bench) -> Section | None:
-    """Cold against warm, for every method; None where no event is a cold user's."""
-    rows = []
-    for comparison in bench.main:
-        cold = comparison.column("cold").astype(bool)
-        counts = [int((flags & comparison.judged).sum()) for flags in (cold, ~cold)]
-        if not counts[0]:
-            continue
-        sides = {m: (split_by(comparison, m, cold), split_by(comparison, m, ~cold)) for m in comparison.methods}
-        marked = [marks({m: side[at]["HR@5"].mean for m, side in sides.items() if "HR@5" in side[at]}) for at in (0, 1)]
-        for method, both in sides.items():
-            cells = [
-                TableCell(f"{where(comparison)} ({counts[0]:,} cold, {counts[1]:,} warm events)"),
-                TableCell(comparison.label(method), method=method),
-            ]
-            for metric in ("HR@5", "NDCG@10"):
-                for at, side in enumerate(both):
-                    mark: Mark = "soft" if counts[at] < FEW_EVENTS else ""
-                    if metric == "HR@5" and not mark:
-                        mark = marked[at].get(method, "")
-                    cells.append(estimate_cell(side.get(metric), mark))
-            rows.append(cells)
-    head = ["", "method", "HR@5 cold", "HR@5 warm", "NDCG@10 cold", "NDCG@10 warm"]
-    caption = f"Mean ± standard error over seeds. Grey: fewer than {FEW_EVENTS} events, too few for a conclusion."
-    lead = "A cold user is absent from the training part: the model learned about this user online only."
-    table = ResultTable(head, rows, caption, left=2, grouped=True)
-    return Section("cold", "Cold users", lead, [table]) if rows else None
 
 
 def _cost_row(

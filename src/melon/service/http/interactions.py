@@ -15,7 +15,7 @@ from melon.service.backend import Backend
 from melon.service.config import MOST_EVENTS
 from melon.service.http.errors import answers, invalid
 from melon.service.http.shapes import Accepted, EventIn, Refused
-from melon.service.http.strict import IN_THREAD, Headers, Route, content_type, needs, parse
+from melon.service.http.strict import IN_THREAD, Headers, Route, check_content, needs, parse
 from melon.service.ids import checked_text, plain_id, read_time
 from melon.service.log.base import Appended, Event
 
@@ -68,9 +68,7 @@ async def store(
 ) -> dict[str, Any]:
     """Store the events of a body; what is answered when they are synced."""
     backend.require_ready()
-    kind, given = content_type(headers), headers.get(b"idempotency-key")
-    if kind not in ("application/json", *_NDJSON):
-        raise ServiceError(415, "unsupported_media_type", f"Send application/json or {_NDJSON[0]}.")
+    kind, given = check_content(headers, ("application/json", *_NDJSON)), headers.get(b"idempotency-key")
     key = None if given is None else given.decode("latin-1")
     if key is not None and (len(key) > 200 or not key.isascii() or not key.isprintable() or not key):
         raise ServiceError(400, "invalid", "Idempotency-Key must be 1 to 200 printable ASCII characters.")

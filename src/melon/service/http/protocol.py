@@ -22,7 +22,7 @@ def patient_protocol(header_s: float, body_rate: float, connections: int) -> typ
     """
 
     class Patient(HttpToolsProtocol):
-        _received, _began = 0, 0.0
+        _received, _head, _began = 0, 0, 0.0
         _in_head, _whole = True, False  # of the request that arrives
         _ended = False
         _clock: asyncio.TimerHandle | None = None
@@ -59,11 +59,20 @@ def patient_protocol(header_s: float, body_rate: float, connections: int) -> typ
                 self._clock.cancel()
                 self._clock = None
             elif self._in_head and self._received > _HEAD_MOST:
-                self._refuse(431, "headers_too_long", f"A request has at most {_HEAD_MOST} bytes of headers.")
+                self._head = self._received
+                self.send_400_response("")
 
         def on_message_begin(self) -> None:
-            self._whole, self._in_head = False, True
+            self._whole, self._in_head, self._head = False, True, 0
             super().on_message_begin()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if not self._in_head:
+                return  # behind the body; nobody reads it, and there may be any number
+            self._head += len(name) + len(value)
+            if self._head > _HEAD_MOST:
+                raise ValueError
+            super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             self._in_head = False
@@ -86,7 +95,10 @@ def patient_protocol(header_s: float, body_rate: float, connections: int) -> typ
                 self.transport.close()
 
         def send_400_response(self, msg: str) -> None:
-            self._refuse(400, "invalid_http", msg)
+            if self._head > _HEAD_MOST:
+                self._refuse(431, "headers_too_long", f"A request has at most {_HEAD_MOST} bytes of headers.")
+            else:
+                self._refuse(400, "invalid_http", msg)
 
         def pause_writing(self) -> None:
             super().pause_writing()

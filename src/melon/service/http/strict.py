@@ -7,7 +7,7 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, get_origin
 
 import numpy as np
@@ -59,8 +59,8 @@ class Route(APIRoute):
                     raise ServiceError(400, "invalid", f"{ascii(name)[:60]}: there is no such parameter.")
                 if name not in lists and len(request.query_params.getlist(name)) > 1:
                     raise ServiceError(400, "invalid", f"{name}: is given more than once.")
-            if takes_json and content_type(request.scope["plain_headers"]) != "application/json":
-                raise ServiceError(415, "unsupported_media_type", "The body must be application/json.")
+            if takes_json:
+                check_content(request.scope["plain_headers"], ("application/json",))
             return await inner(StrictRequest(request.scope, request.receive))
 
         return handle
@@ -82,8 +82,12 @@ def needs(scope: KeyScope, **more: Any) -> dict[str, Any]:
     return {"openapi_extra": {"x-scope": scope, "security": [{"key": []}], **more}}
 
 
-def content_type(headers: Headers) -> str:
-    return headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+def check_content(headers: Headers, kinds: Sequence[str]) -> str:
+    """The type of a body, if it is one of these and not compressed."""
+    kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+    if kind not in kinds or headers.get(b"content-encoding", b"identity") != b"identity":
+        raise ServiceError(415, "unsupported_media_type", f"The body must be {' or '.join(kinds)}, not compressed.")
+    return kind
 
 
 def authorise(state: Any, scope: KeyScope, headers: Headers) -> str:
