@@ -24,6 +24,7 @@ from torch import Tensor
 from melon.data.synthetic import synthetic_stream
 from melon.errors import SettingsError
 from melon.learning.updater import Updater
+from melon.models.evidence import FactorGradient
 from melon.strategies.base import LearningRates
 from melon.strategies.default import Default
 from melon.strategies.melon import published as pairs
@@ -170,7 +171,11 @@ class TestFamilies:
             assert_close(old - proposed[gradient.table], step, rtol=1e-9, atol=1e-13)
         for wide in situation.evidence.shared_gradients:
             old = situation.values[wide.table]
-            step = (rates.shared[wide.table] * wide.expand().flatten(1)).sum(0)
+            gradients, weights = wide.expand().flatten(1), rates.shared[wide.table]
+            if weights.shape != gradients.shape:  # the published code has a rate for each pair of an interaction
+                assert isinstance(wide, FactorGradient)
+                gradients = torch.einsum("nbr,nbd->nbrd", wide.left, wide.right).flatten(1)
+            step = (weights * gradients).sum(0).view(-1, old.numel()).sum(0)
             assert_close((old - proposed[wide.table]).flatten(), step, rtol=1e-9, atol=1e-13)
 
 
