@@ -419,6 +419,15 @@ class TestStartUp:
         assert ended.code == 2
         assert message in ended.said
 
+    def test_a_folder_that_cannot_be_written_is_refused(self, shop: Path, tmp_path: Path, run: Run) -> None:
+        """Such as one on a file system that is mounted read-only."""
+        folder = tmp_path / "a file" / "live"
+        folder.parent.write_text("in the way")
+        ended = run("serve", shop, "--data", folder, "--port", 0)
+        assert ended.code == 1
+        assert f"{folder} cannot be written: Not a directory." in ended.said
+        assert "cannot be made" in run("doctor", "--data", folder).out
+
     def test_a_second_service_in_the_folder_is_refused(self, service: Service, run: Run) -> None:
         ended = run("serve", service.settings.model, "--data", service.settings.folder, "--port", 0)
         assert ended.code == 1

@@ -79,6 +79,9 @@ def _model(settings: ServeSettings) -> str:
 
 def _folder(folder: Path) -> str:
     if not folder.exists():
+        above = next(path for path in folder.absolute().parents if path.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise ValueError(f"{folder} cannot be made: {above} cannot be written")
         return f"{folder} is not there yet; the first start makes it"
     probe = folder / f"doctor.{os.getpid()}"
     started = time.perf_counter()

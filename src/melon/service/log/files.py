@@ -111,9 +111,14 @@ class Held(Closing):
     """The right to write some files of a folder: one process at a time has it, until it ends."""
 
     def __init__(self, folder: Path, role: str) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = folder / f"{role}.lock"
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as problem:
+            raise StorageError(
+                f"{folder} cannot be written: {problem.strerror}. Make it writable, or give another folder with --data."
+            ) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
