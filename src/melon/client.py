@@ -249,7 +249,7 @@ def _options(url: str, key: str | None, timeout: float) -> dict[str, Any]:
 
 
 class Client(Calls):
-    """A connection to the service. Calls that fail for a moment are repeated until `deadline` seconds have passed."""
+    """A connection to the service. Calls that fail temporarily are repeated for `deadline` seconds."""
 
     def __init__(self, url: str, *, key: str | None = None, timeout: float = 10.0, deadline: float = 30.0) -> None:
         self.url, self.deadline = url, deadline
@@ -270,7 +270,7 @@ class Client(Calls):
     def buffer(self, *, every: float = 0.2, size: int = 500, most: int = 100_000) -> Buffer:
         """A buffer that sends events together: each `every` seconds, and whenever `size` of them wait.
 
-        Where `most` wait because the service does not answer, a further event is refused.
+        If `most` events wait because the service does not answer, further events are refused.
         """
         return Buffer(self, every, size, most)
 

@@ -47,28 +47,28 @@ _MAY_BE_NONE = ("epochs", "max_pairs", "minutes", "half_life")
 
 
 class Melon:
-    """A recommender that keeps up with its users.
+    """A recommender that learns while it is used.
 
     Args:
         recommender: a name such as "blend", "bpr" or "ncf", or a `Recommender` class of your own; "auto" is the blend.
-        strategy: a name such as "default" or "melon", or a `Strategy` class; "auto" lets idle rows decay, too.
-        seed: the root of everything random; the same seed on the same machine gives the same model.
-        epochs: at most this many passes of pre-training; by default as many as suit the length of the log.
+        strategy: a name such as "default" or "melon", or a `Strategy` class; "auto" is "default" with time decay.
+        seed: the seed of all random numbers; the same seed on the same machine gives the same model.
+        epochs: passes of pre-training, at most; by default chosen by the length of the log.
         batch_size: how many interactions are learned in one step.
         half_life: time decay of idle items: "off", "auto" (the half-life is searched, or learned by the strategy), or a
-            half-life in interactions. By default "auto" where the strategy is "auto", else "off".
-        settings: settings of the strategy that are decided; `fit` chooses the others on the end of the log.
+            half-life in interactions. By default "auto" with the strategy "auto", else "off".
+        settings: fixed settings of the strategy; `fit` chooses the others on the end of the log.
         recommender_settings: the recommender's settings.
-        pretrain_settings: settings of pre-training that are decided; `fit` chooses the others.
-        budget: how many settings `fit` tries for each choice; 0 takes the defaults without a trial.
-        minutes: how long `fit` tries settings before it takes the best so far; 30 where the strategy is "auto".
-        threads: how many threads the arithmetic uses. Batches are small, so learning is quickest with one.
-        max_pairs: how many (user, item) pairs are remembered as seen before the oldest are forgotten; by default all.
+        pretrain_settings: fixed settings of pre-training; `fit` chooses the others.
+        budget: trials of `fit` for each choice; 0 takes the defaults.
+        minutes: time for these trials, then the best so far is taken; 30 with the strategy "auto".
+        threads: threads that compute. Batches are small, so one is usually fastest.
+        max_pairs: (user, item) pairs that are remembered as seen, the newest ones; by default all.
         dtype: "float32" or "float64".
-        progress: whether `fit` shows on standard error its progress.
-        report: called with each line of progress, whether it is shown or not.
+        progress: whether `fit` shows its progress on standard error.
+        report: a function that gets each line of progress.
 
-    After `fit`, `choices_` holds the chosen settings; `notes_` says why there was no choice, or that time cut it short.
+    After `fit`, `choices_` has the chosen settings; `notes_` says if nothing was chosen, or if time ended the choice.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class Melon:
         plan_of(self).check()  # wrong names, values and pairings are refused before anything is spent
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments of the constructor, as scikit-learn's tools want them."""
+        """The arguments of the constructor, as in scikit-learn."""
         return {name: getattr(self, name) for name in _ARGUMENTS}
 
     def set_params(self, **parameters: Any) -> Self:
-        """Change arguments of the constructor; they count from the next `fit` on."""
+        """Change arguments of the constructor, for the next `fit`."""
         for name in parameters:
             if name not in _ARGUMENTS:
                 raise unknown_name("parameter of Melon", name, _ARGUMENTS)
@@ -172,11 +172,11 @@ class Melon:
     def fit(
         self, interactions: Any, *, user: str | None = None, item: str | None = None, time: str | None = None
     ) -> Self:
-        """Start afresh from recorded interactions: choose settings on their end, then train on all of them.
+        """Train a new model on recorded interactions: choose settings on their end, then train on all of them.
 
         Takes a polars, pandas or Arrow table, or tuples; `user`, `item` and `time` name columns with unusual names.
-        Settings are tried on all cores. Ctrl-C while they are tried takes the best so far and goes on to train; in the
-        last pre-training it deploys the epochs that are done. A second Ctrl-C, or an error, leaves the model as it was.
+        Settings are tried on all cores. Ctrl-C while they are tried takes the best so far and continues; in the
+        last pre-training it keeps the finished epochs. After a second Ctrl-C, or an error, the model is as before.
         """
         log = interactions_from(interactions, user=user, item=item, time=time)
         choices, plan = self.choices_, plan_of(self)
@@ -204,8 +204,8 @@ class Melon:
     ) -> Self:
         """Learn new interactions at once, in time order and in batches; users and items may be new.
 
-        A model that has learned nothing yet starts cold. Columns are those named for `fit` unless named again. Stopping
-        it (Ctrl-C, or an error in a batch) leaves the model as it was after the last whole batch.
+        A new model starts cold. Columns are those of `fit` unless you name others. After Ctrl-C, or an error in a
+        batch, the model is as it was after the last whole batch.
         """
         events, model = plain_events(interactions), self._model or cold_start(self)[0]
         batch_size = whole_number("batch_size", self.batch_size, 1)
@@ -238,10 +238,9 @@ class Melon:
     ) -> list[Recommended] | pl.DataFrame:
         """The k best items for each user, in the order of `users` (one id, or any sequence of ids).
 
-        `filter_seen` leaves out items that the user has had already; a list is shorter than k only where fewer items
-        are left. A user who is not known is scored as a newcomer; where the model scores all items alike, popular
-        ones are listed, and the list says so. With `as_frame`, a
-        polars frame with the columns user, rank, item, score and source.
+        `filter_seen` leaves out items that the user has had; a list is shorter than k only if fewer items are left.
+        An unknown user is scored as a newcomer. If the model scores all items alike, popular ones are listed, and
+        the list says so. `as_frame` returns a polars frame with the columns user, rank, item, score and source.
         """
         model = self._fitted("recommend")
         whole_number("k", k, 1)
@@ -250,7 +249,7 @@ class Melon:
         return as_table(lists) if as_frame else lists
 
     def similar_items(self, items: Any, k: int = 10) -> list[list[Recommendation]]:
-        """The k items most like each given one, by the cosine of their vectors; the item itself is left out."""
+        """The k items most similar to each given one, by the cosine of their vectors, without the item itself."""
         model = self._fitted("compare items")
         whole_number("k", k, 1)
         with using_threads(self.threads):
@@ -259,8 +258,8 @@ class Melon:
     def score(self, users: Any, items: Any) -> npt.NDArray[np.floating[Any]]:
         """The model's score of each (user, item): two equally long sequences, or one id beside many.
 
-        Users and items that are not known count as rows of zeros, as in an evaluation. Unlike scikit-learn's `score`,
-        this is no measure of quality; for that see `melon.evaluate`.
+        Unknown users and items have rows of zeros, as in an evaluation. This is not a measure of quality as
+        scikit-learn's `score`; for that see `melon.evaluate`.
         """
         model = self._fitted("score")
         user_ids, item_ids = id_list(users), id_list(items)
@@ -272,7 +271,7 @@ class Melon:
             return model.score(user_ids, item_ids)
 
     def save(self, folder: PathLike) -> None:
-        """Write everything into a folder, replacing what was saved there before; a failed save changes nothing."""
+        """Save the model into a folder and replace the one that was saved there; a failed save changes nothing."""
         self._fitted("save").save(folder, self._about())
 
     def _about(self) -> Plain:
@@ -384,9 +383,9 @@ def load(
     strategy: StrategyFactory | None = None,
     threads: int = 1,
 ) -> Melon:
-    """The model that `Melon.save` wrote, which learns on exactly where it was.
+    """Load a model that `Melon.save` wrote; it continues exactly where it was.
 
-    A recommender or strategy class of your own that is not registered has to be given again.
+    Give your own recommender or strategy class again if it is not registered.
     """
     model, extra = LiveModel.load(folder, recommender=recommender, strategy=strategy)
     about = extra.get("estimator")

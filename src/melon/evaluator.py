@@ -65,24 +65,24 @@ def evaluate(
         stream: a prepared stream's path, or interactions as `Melon.fit` takes them.
         recommender: a name, or a `Recommender` class of your own; "auto" is the blend.
         strategy: a name, or a `Strategy` class of your own; "auto" is default with time decay.
-        user: the column with the users where its name is unusual; `item` and `time` likewise.
+        user: the column of the users, if its name is unusual; `item` and `time` likewise.
         split: shares of training, validation and test in time order, by default (0.95, 0.005, 0.045).
-        seed: the root of everything random; or `seeds`, for a result over several: 5 means 0 to 4.
-        budget: trials for each choice on the selection window; 0 takes the defaults without a trial.
-        minutes: how long settings are tried; by default 30 where the strategy is "auto", else without limit.
-        epochs: at most this many passes of pre-training.
-        half_life: of idle items: "off", "auto" or a number; by default "auto" where the strategy is "auto", else "off".
-        settings: settings of the strategy that are decided; those of the recommender and of pre-training likewise.
+        seed: the seed of all random numbers; or `seeds`, for a result over several: 5 means 0 to 4.
+        budget: trials for each choice on the selection window; 0 takes the defaults.
+        minutes: time for these trials; by default 30 with the strategy "auto", else without limit.
+        epochs: passes of pre-training, at most.
+        half_life: of idle items: "off", "auto" or a number; by default "auto" with the strategy "auto", else "off".
+        settings: fixed settings of the strategy; those of the recommender and of pre-training likewise.
         preset: settings of the strategy that are fixed together, such as "paper".
         pretrain: "shared" or "own": whether the strategy trains its own recommender.
         batch_size: interactions in a mini-batch.
-        candidates: where negatives come from: "catalogue", "full-log" or "known"; `negatives` says how many.
-        lists: whether to rank by lists of the whole catalogue, too; by default yes.
+        candidates: from where candidates are drawn: "catalogue", "full-log" or "known"; `negatives` is their number.
+        lists: whether to rank also by lists of the whole catalogue; by default yes.
         retrain_every: also evaluate a model that is trained from scratch every `retrain_every` interactions.
-        threads: threads of the arithmetic.
-        json: a file for the full result, with the rank of every event beside it.
-        resume: whether to resume the same evaluation where it was stopped.
-        progress: whether to show on standard error its progress.
+        threads: threads that compute.
+        json: a file for the full result; the rank of each event is written beside it.
+        resume: continue the same evaluation where it was stopped.
+        progress: whether to show progress on standard error.
     """
     given = {name: value for name, value in locals().items() if name in _FIELDS and value is not None}
     with _named(RECOMMENDERS, recommender) as recommender_name, _named(STRATEGIES, strategy) as strategy_name:

@@ -76,12 +76,12 @@ def prepare(
     min_interactions: int = 1,
     strict: bool = False,
 ) -> PreparationReport:
-    """Prepare raw files as one stream and write it to `out` with its side-cars.
+    """Prepare raw files as one stream and write it to `out` with files of the original ids beside it.
 
     Everything is kept by default. Users and items with fewer than `min_interactions` are dropped, by counts taken once
     on the input. Events are in time order at the resolution of the source, and equal times keep the order of the files.
-    A failure leaves whatever was at `out` before. Whatever is None about the files is guessed, and the report's notes
-    say so; `missing` are the texts that mean "no id" beside the empty one.
+    After a failure, the former file is still at `out`. Options that are None are guessed, and the report's notes say
+    so; `missing` are the texts that mean "no id", in addition to the empty one.
     """
     began = clock.perf_counter()
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)

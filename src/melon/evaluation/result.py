@@ -32,7 +32,7 @@ RecordedRun = tuple[Plain, dict[str, np.ndarray[Any, Any]]]
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """One evaluation: a record and the rank of every evaluated event, for each seed.
+    """The result of an evaluation: for each seed a record, and the rank of each evaluated event.
 
     `record`, `metrics` and `chosen` are about the strategy; `table`, `batches` and `ranks` hold the baselines too.
     """
@@ -51,7 +51,7 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """The name of the strategy's line: `auto` where nothing was named."""
+        """The name of the method: `auto` if you named neither recommender nor strategy."""
         return str(self.record.get("label", self.record["strategy"]))
 
     @property
@@ -61,17 +61,17 @@ class Evaluation:
 
     @property
     def chosen(self) -> Plain:
-        """The settings of the strategy under the first seed."""
+        """The chosen settings of the strategy, first seed."""
         settings: Plain = self.record["config"]["chosen"][self.record["strategy"]]["settings"]
         return settings
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of how settings were chosen."""
+        """Notes on how settings were chosen."""
         return tuple(dict.fromkeys(note for record in self.records for note in record.get("notes", ())))
 
     def table(self, section: str = "metrics") -> pl.DataFrame:
-        """One line for each method with its metrics, averaged over seeds; the strategy comes last.
+        """One row for each method with its metrics, averaged over seeds; the strategy is last.
 
         `section` is "lists.all" or "lists.first_time" (lists of the whole catalogue), "metrics" (among 99 sampled
         items) or "without_repeats" (the same on first-time events).
@@ -87,7 +87,7 @@ class Evaluation:
 
     @property
     def batches(self) -> pl.DataFrame:
-        """HR@5 of every method in every batch: seed, batch, events, method, HR@5."""
+        """HR@5 of each method in each batch: seed, batch, events, method, HR@5."""
         lines = [
             {"seed": record["seed"], "batch": batch["t"], "events": batch["n"], "method": line.method, "HR@5": hit_rate}
             for record in self.records
@@ -98,7 +98,7 @@ class Evaluation:
 
     @property
     def ranks(self) -> pl.DataFrame:
-        """The rank of every evaluated event under every method: `rank` is the strategy's, `rank_NAME` a baseline's."""
+        """The rank of each evaluated event: `rank` of the strategy, `rank_NAME` of a baseline."""
         frames = [
             pl.DataFrame(columns).fill_nan(None).with_columns(pl.lit(record["seed"]).alias("seed"))
             for record, columns in self.runs
@@ -141,7 +141,7 @@ class Evaluation:
         return self._rendered(section).to_latex()
 
     def to_csv(self, path: str | os.PathLike[str] | None = None, section: str = "metrics") -> str:
-        """The table as CSV; with a path, it is written there too."""
+        """The table as CSV; with a path, it is also written there."""
         text = self._rendered(section).to_csv()
         if path is not None:
             write_text(Path(path), text)
