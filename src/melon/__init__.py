@@ -1,4 +1,4 @@
-"""melon: a recommender that keeps up with its users.
+"""melon: a recommender that learns while it is used.
 
 Heavy libraries are imported when something here is first used, so `import melon` is quick.
 """

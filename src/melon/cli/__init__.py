@@ -17,7 +17,7 @@ from melon.errors import MelonError, SettingsError, StoppedError
 
 app = Commands(
     name="melon",
-    help="A recommender that keeps up with its users: predict each batch, learn from it, serve the next one better.",
+    help="A recommender that learns while it is used: predict each batch, learn from it, serve the next one better.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -37,7 +37,7 @@ _STOPPED = 130  # what a shell says of a command that Ctrl-C ended
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """A recommender that keeps up with its users."""
+    """A recommender that learns while it is used."""
     if version:
         from melon import __version__
 
