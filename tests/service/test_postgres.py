@@ -470,6 +470,6 @@ def test_a_query_brings_events_into_a_log(url: str, tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             list(events_of(address, replace(reading, query=bad)))
-    with pytest.raises(DataError, match=r"postgresql://127.0.0.1:1/x does not answer") as caught:
+    with pytest.raises(DataError, match=r"postgresql://127.0.0.1:1/x cannot answer") as caught:
         list(events_of("postgresql://me:pa55word@127.0.0.1:1/x", reading))
     assert "pa55word" not in str(caught.value)
