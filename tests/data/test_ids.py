@@ -36,7 +36,7 @@ def test_rows_are_numbered_by_arbaseline_and_lead_back(first: list[Any], then: l
         book.rows(then, add=True)
         assert book.ids(np.arange(len(book))).tolist() == list(dict.fromkeys(first + then))
     else:
-        with pytest.raises(DataError, match="another kind"):
+        with pytest.raises(DataError, match="another type"):
             book.rows(then, add=True)
         assert len(book) == len(distinct)
 
@@ -143,7 +143,7 @@ def test_rows_that_nobody_has() -> None:
     book = IdBook("item")
     book.rows(["a"], add=True)
     for row in (-1, 1):
-        with pytest.raises(DataError, match="stands for no item"):
+        with pytest.raises(DataError, match="belongs to no item"):
             book.ids([row])
     assert book.ids([]).tolist() == []
     assert IdBook().rows([]).tolist() == []

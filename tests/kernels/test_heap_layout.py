@@ -151,6 +151,7 @@ def test_no_loop_depends_on_where_its_arrays_lie(seen: dict[str, int], monkeypat
             again = inputs.copy()
             updater.recommender.stream.rows_again(rows, *pairs, context.history, again)
             assert np.array_equal(again, inputs)
+            updater.recommender.stream.own_items(0, context.history, 20)
             updater.recommender.fit_past(log.users, log.items)
     updater, first, *rest = Updater(BPR({"dim": 7}), RateMeLON({"passes": 2})), *toy_batches(log)[:4]
     updater.learn(first)

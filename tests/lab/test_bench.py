@@ -205,7 +205,7 @@ def test_a_cell_that_fails_is_told_and_tried_again(folder: Path, tmp_path: Path,
     ended = run(*words, "--config", bad, "--out", tmp_path / "runs")
     assert ended.code == 1
     assert "flip-bpr-0-eals failed" in ended.out
-    assert "finite numbers" in (tmp_path / "runs/flip-bpr-0-eals.failed.txt").read_text(encoding="utf-8")
+    assert "has diverged" in (tmp_path / "runs/flip-bpr-0-eals.failed.txt").read_text(encoding="utf-8")
     assert (tmp_path / "runs/flip-bpr-0-default.json").exists()
     ended = run(*words, "--out", tmp_path / "runs")
     assert ended.code == 0
@@ -237,7 +237,7 @@ def test_what_waits_for_a_foundation_that_fails_fails_with_it(folder: Path, monk
     tasks = tasks_of({"flip": SPLIT}, ["bpr"], ["eals"], 1, BASE)
     outcomes = {o.task.key: o for o in run_grid(tasks, {}, Here(), lambda outcome: None, Progress())}
     assert outcomes["flip-bpr-0-default"].problem == "all pre-trainings failed"
-    assert outcomes["flip-bpr-0-eals"].problem == "its pre-training failed: no pre-training came through"
+    assert outcomes["flip-bpr-0-eals"].problem == "its pre-training failed: all pre-trainings failed"
     assert len(bench_table(tasks, outcomes).rows) == 1
 
 

@@ -91,12 +91,12 @@ class TestTrouble:
 
     def test_half_a_record_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "x.json").write_text('{"metrics": {"HR@5": 1}}', encoding="utf-8")
-        with pytest.raises(DataError, match=r"x\.json is no whole result: it has no 'dataset'"):
+        with pytest.raises(DataError, match=r"x\.json is incomplete: it has no 'dataset'"):
             read_bench([tmp_path])
 
     def test_a_foreign_file(self, tmp_path: Path) -> None:
         (tmp_path / "x.json").write_text("[1, 2]", encoding="utf-8")
-        with pytest.raises(DataError, match=r"x\.json is no result of melon"):
+        with pytest.raises(DataError, match=r"x\.json is not a result of melon"):
             read_bench([tmp_path / "x.json"])
 
     def test_ranks_are_needed(self, tmp_path: Path) -> None:

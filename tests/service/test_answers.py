@@ -296,7 +296,7 @@ def test_a_long_queue_is_refused_and_one_bad_list_spoils_no_other(model: LiveMod
         await asyncio.sleep(0)
         gone.cancel()
         assert len(await good) == 1
-        with pytest.raises(DataError, match="another kind"):
+        with pytest.raises(DataError, match="another type"):
             await bad
         assert len(await coalescer.lists([Query(user="u2")] * 4)) == 4
         assert coalescer.waiting == 0

@@ -110,9 +110,9 @@ def test_forget_waits_for_the_learner(live: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("nonsense", "no JSON"),
-        ("[]", "no event"),
-        ('{"user": "u"}', "no event"),
+        ("nonsense", "is not JSON"),
+        ("[]", "is not an event"),
+        ('{"user": "u"}', "is not an event"),
         ('{"user": "u", "item": "i", "colour": 1}', "not a field"),
         ('{"user": 1.5, "item": "i"}', "is a float"),
         ('{"user": true, "item": "i"}', "is a bool"),

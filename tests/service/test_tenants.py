@@ -54,7 +54,7 @@ class TestSettings:
         [
             ("[tenants.News]", "lower-case letters, digits and _"),
             ("tenants.news = 3", "lower-case letters, digits and _"),
-            ("[tenants.news]\nport = 1", "port is of the whole service"),
+            ("[tenants.news]\nport = 1", "port belongs to the whole service"),
             ("[tenants.news]\nrat = 1", r"unknown setting of tenant news 'rat'. Did you mean 'rate'"),
             ("keys = 'k'\n[tenants.news]", "each tenant has its own"),
             ("[tenants.a]\ndata = 'd'\n[tenants.b]\ndata = 'd'", "tenants a and b have the same folder"),
