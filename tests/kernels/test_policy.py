@@ -142,7 +142,7 @@ class TestWhereNumbaDoesNotWork:
         assert all(np.array_equal(table, got[name]) for name, table in wanted.items())
 
     def test_a_service_refuses_to_start(self) -> None:
-        with pytest.raises(SettingsError, match=r"not compiled here \(RuntimeError: no such processor\).*replicas would differ"):
+        with pytest.raises(SettingsError, match=r"not compiled here \(RuntimeError: no such processor\).*replicas"):
             policy.require_compiled()
 
 
