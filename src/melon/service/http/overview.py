@@ -152,7 +152,7 @@ async def overview(
         edges = [*(number * step for number in range(last - points + 1, last + 1)), now]
         status = await backend.status()
         learned = await backend.from_steps(lambda steps: _learned(settled, steps, edges, part), None)
-        # That nothing was recorded yet is no more than a moment's truth: it is not remembered.
+        # An empty state may end at any moment: it is not remembered.
         learned = learned or _learned(Settled(), None, edges, part)
         moments = [learned.pop("began"), *edges]
         beside = await backend.reading(lambda: compared_by(backend.settings.folder, moments, settled.get))

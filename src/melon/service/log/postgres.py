@@ -35,7 +35,7 @@ except ImportError:
 
 #: Seconds between two looks of a reader that nobody has woken, and between two wake-ups by one writer.
 _POLL_S, _TELL_S = 0.1, 0.002
-#: Bytes of a file in one row; always the same, so that whoever stores a part again stores the same.
+#: Bytes of a file in one row; always the same, so that a part that is stored again is equal.
 _PART = 1 << 20
 _BLOB = "INSERT INTO blobs VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 #: A connection that does not answer for this long is given up.
